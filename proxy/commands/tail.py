@@ -13,7 +13,7 @@ from typing import Any
 from proxy.commands import context
 from proxy.commands.explain import members
 from proxy.core.paging import Page
-from proxy.core.request_records import RequestFilter, RequestRecord
+from proxy.core.request_records import RecordReader, RequestFilter, RequestRecord
 from proxy.store.postgres.request_store import RequestStore
 
 # Between two reads. Workers write records once a second.
@@ -41,9 +41,10 @@ def register(commands: Any) -> None:
 
 async def _tail(args: argparse.Namespace) -> int:
     wanted = RequestFilter(key=args.key, method=args.method, reason="failed" if args.failed else None)
+    reader = RecordReader(account=args.account)
     async with context.opened(args) as (_, pool):
         store = RequestStore(pool)
-        found, _ = await store.page(wanted, args.account, Page(1, FIRST))
+        found, _ = await store.page(wanted, reader, Page(1, FIRST))
         if not found:
             print("no such request is recorded yet", file=sys.stderr, flush=True)
         seen: set[tuple[str, float]] = set()
@@ -56,7 +57,7 @@ async def _tail(args: argparse.Namespace) -> int:
             seen = {(record.id, record.at) for record in found}
             await asyncio.sleep(EVERY_S)
             since = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=LATE_S + EVERY_S)
-            found, _ = await store.page(replace(wanted, since=since), args.account, Page(1, AT_ONCE))
+            found, _ = await store.page(replace(wanted, since=since), reader, Page(1, AT_ONCE))
 
 
 def line_of(record: RequestRecord) -> str:

@@ -93,6 +93,16 @@ class RequestFilter:
     until: datetime.datetime | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordReader:
+    """Who reads records, and which ones they may see. Operators have no bounds."""
+
+    account: str | None = None
+    # Only records on these networks, and those of the key that reads.
+    networks: Sequence[str] | None = None
+    key: str = ""
+
+
 # A value that a filter can have: the name of the filter, the value, and a name to show if it has one.
 FilterChoice = tuple[str, str, str]
 

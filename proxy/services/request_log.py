@@ -12,7 +12,14 @@ import asyncpg
 
 from proxy import telemetry
 from proxy.core.paging import Page
-from proxy.core.request_records import EVENT_PREFIX, ErrorGroup, FilterChoice, RequestFilter, RequestRecord
+from proxy.core.request_records import (
+    EVENT_PREFIX,
+    ErrorGroup,
+    FilterChoice,
+    RecordReader,
+    RequestFilter,
+    RequestRecord,
+)
 from proxy.errors import NotFound, Unavailable
 from proxy.services.request_recorder import RequestRecorder
 from proxy.store.postgres.bad_rows import BadRows
@@ -76,27 +83,25 @@ class RequestLog:
 
     # Reading
 
-    async def read(self, request_id: str, account: str | None, key: str | None = None) -> RequestRecord:
-        """The newest record with this id, of the account and the key or, for None, of any. An event's id means its webhook
-        delivery, which has no key."""
+    async def read(self, request_id: str, reader: RecordReader) -> RequestRecord:
+        """The newest record with this id that the reader may see. An event's id means its webhook delivery."""
         is_delivery = request_id.startswith(EVENT_PREFIX)
-        if is_delivery:
-            found = await self._store.read_delivery(request_id, account) if key is None else None
-        else:
-            found = await self._store.read(request_id, account, key)
+        found = await (self._store.read_delivery if is_delivery else self._store.read)(request_id, reader)
         if found is None:
             raise NotFound(
                 f"there is no record of the request {request_id}: it is not an id of yours, was not recorded, or is too old"
             )
         return found
 
-    async def page(self, wanted: RequestFilter, account: str | None, page: Page) -> tuple[Sequence[RequestRecord], int]:
-        return await self._store.page(wanted, account, page)
+    async def page(
+        self, wanted: RequestFilter, reader: RecordReader, page: Page
+    ) -> tuple[Sequence[RequestRecord], int]:
+        return await self._store.page(wanted, reader, page)
 
-    async def choices(self, account: str | None) -> list[FilterChoice]:
+    async def choices(self, reader: RecordReader) -> list[FilterChoice]:
         """The values that filters can have."""
-        return await self._store.choices(account)
+        return await self._store.choices(reader)
 
-    async def errors(self, wanted: RequestFilter, account: str | None) -> list[ErrorGroup]:
+    async def errors(self, wanted: RequestFilter, reader: RecordReader) -> list[ErrorGroup]:
         """Failed requests by status, code, method and key. `wanted`: its reason, status and code are not used."""
-        return await self._store.count_errors(wanted, account)
+        return await self._store.count_errors(wanted, reader)

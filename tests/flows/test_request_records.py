@@ -12,8 +12,8 @@ import orjson
 import pytest
 from prometheus_client import REGISTRY
 
-from proxy.core.access import Key
-from proxy.core.request_records import MOST_PARAMS, kind_of, shown_text
+from proxy.core.access import AllowedUses, Key
+from proxy.core.request_records import MOST_PARAMS, RecordReader, kind_of, shown_text
 from proxy.errors import InvalidRequest
 from proxy.services.request_recorder import (
     BYTES_AT_ONCE,
@@ -293,8 +293,8 @@ async def test_operator_names_the_account_of_an_id_that_several_clients_chose(
         await harness.call(method, [], key=key, X_Explain="1", X_Request_Id="both", **more)
     await log.flush()
     with pytest.raises(InvalidRequest, match="account"):
-        await log.read("both", None)
-    assert (await log.read("both", other.account.id)).method == "eth_gasPrice"
+        await log.read("both", RecordReader())
+    assert (await log.read("both", RecordReader(account=other.account.id))).method == "eth_gasPrice"
 
 
 @with_records()
@@ -325,6 +325,28 @@ async def test_key_without_the_scope_sees_only_its_own_requests(records: Records
         assert (await records.get(path, key="whole")).status == 200
     for each in (foreign, own):
         assert (await records.get(f"/requests/{each}", key="whole")).status == 200
+
+
+@with_records()
+async def test_key_limited_to_networks_sees_no_records_of_others(records: Records, more: dict[str, str]) -> None:
+    worker = records.harness.worker
+    whole = worker.add_key("whole")
+    worker.add_key("here", uses=AllowedUses(networks=frozenset({LIVE})), beside=whole)
+    worker.add_key("elsewhere", uses=AllowedUses(networks=frozenset({"base/mainnet"})), beside=whole)
+    await records.harness.call(*BALANCE, key="whole", X_Explain="1", X_Request_Id="chosen", **more)
+    failed = (await records.harness.call("eth_nope", [], key="whole", **more)).headers["x-request-id"]
+    for key, count in (("whole", 2), ("here", 2), ("elsewhere", 0)):
+        listed = (await records.get("/requests?choices=true", key=key)).json
+        assert (listed["total"], len(listed["requests"])) == (count, count)
+        assert bool(listed["choices"]["network"]) is bool(count)
+        assert len((await records.get("/errors", key=key)).json["errors"]) == bool(count)
+        for each in (failed, "chosen"):
+            assert (await records.get(f"/requests/{each}", key=key)).status == (200 if count else 404)
+    # A key sees its own requests, also those that its limit refused.
+    own = await records.harness.call(*BALANCE, key="elsewhere", **more)
+    assert own.status == 403
+    assert (await records.get(f"/requests/{own.headers['x-request-id']}", key="elsewhere")).status == 200
+    assert (await records.get("/requests?status=403", key="elsewhere")).json["total"] == 1
 
 
 @with_records()
@@ -560,6 +582,11 @@ def test_webhook_delivery_is_explained_by_its_event(database: str) -> None:
             assert [each["outcome"] for each in found["attempts"]] == ["status, HTTP status 500", "timeout"]
             records.harness.worker.add_key("other")
             assert (await records.get("/requests/evt_1", key="other")).status == 404
+            main = records.harness.worker.app.keyring.find(records.harness.worker.keys["main"], 0.0)
+            for network, status in (("ethereum/mainnet", 200), ("base/mainnet", 404)):
+                uses = AllowedUses(networks=frozenset({network}))
+                records.harness.worker.add_key(network, uses=uses, beside=main)
+                assert (await records.get("/requests/evt_1", key=network)).status == status
 
     main()
 

@@ -11,7 +11,7 @@ import orjson
 
 from proxy.core.access import USUAL_SAMPLE
 from proxy.core.paging import Page
-from proxy.core.request_records import ErrorGroup, FilterChoice, RequestFilter, RequestRecord
+from proxy.core.request_records import ErrorGroup, FilterChoice, RecordReader, RequestFilter, RequestRecord
 from proxy.core.upstream_errors import KINDS
 from proxy.errors import InvalidRequest
 from proxy.store.postgres import sql
@@ -63,14 +63,15 @@ class RequestStore:
             await connection.execute(sql.requests.close_days, before)
         self._open = {day for day in self._open if day >= before}
 
-    async def read(self, request_id: str, account: str | None, key: str | None = None) -> RequestRecord | None:
+    async def read(self, request_id: str, reader: RecordReader) -> RequestRecord | None:
+        seen = _bounds(reader)
         async with self._pool.connection() as connection:
-            row = await connection.fetchrow(sql.requests.read_request, request_id, account, key)
+            row = await connection.fetchrow(sql.requests.read_request, request_id, *seen)
             if row is None:
                 return None
             record = _record(row)
             if record.client_id:
-                same = await connection.fetchrow(sql.requests.count_same, record.client_id, account, key)
+                same = await connection.fetchrow(sql.requests.count_same, record.client_id, *seen)
                 assert same is not None
                 if same["accounts"] > 1 and request_id != record.id:
                     raise InvalidRequest(
@@ -79,16 +80,18 @@ class RequestStore:
                 record.others = same["records"] - 1
         return record
 
-    async def read_delivery(self, event_id: str, account: str | None) -> RequestRecord | None:
+    async def read_delivery(self, event_id: str, reader: RecordReader) -> RequestRecord | None:
         """The record of a webhook delivery, from the attempts that were made."""
         async with self._pool.connection() as connection:
-            rows = await connection.fetch(sql.requests.read_delivery, event_id, account)
+            rows = await connection.fetch(sql.requests.read_delivery, event_id, reader.account, reader.networks)
         return _delivery(rows) if rows else None
 
-    async def page(self, wanted: RequestFilter, account: str | None, page: Page) -> tuple[Sequence[RequestRecord], int]:
+    async def page(
+        self, wanted: RequestFilter, reader: RecordReader, page: Page
+    ) -> tuple[Sequence[RequestRecord], int]:
         """One page, newest first, and the number of records that match."""
         given = (
-            account,
+            *_bounds(reader),
             wanted.network,
             wanted.method,
             wanted.reason,
@@ -105,14 +108,14 @@ class RequestStore:
             rows = await connection.fetch(sql.requests.page_requests, *given, page.limit, page.offset)
         return [_record(row) for row in rows], total
 
-    async def choices(self, account: str | None) -> list[FilterChoice]:
+    async def choices(self, reader: RecordReader) -> list[FilterChoice]:
         """The values that filters can have, most frequent first, from the newest records."""
         async with self._pool.connection() as connection:
-            rows = await connection.fetch(sql.requests.list_choices, account, CHOSEN_FROM, MOST_CHOICES)
+            rows = await connection.fetch(sql.requests.list_choices, *_bounds(reader), CHOSEN_FROM, MOST_CHOICES)
         return [(row["filter"], row["value"], row["name"]) for row in rows]
 
-    async def count_errors(self, wanted: RequestFilter, account: str | None) -> list[ErrorGroup]:
-        given = account, wanted.network, wanted.method, wanted.key, wanted.since, wanted.until
+    async def count_errors(self, wanted: RequestFilter, reader: RecordReader) -> list[ErrorGroup]:
+        given = *_bounds(reader), wanted.network, wanted.method, wanted.key, wanted.since, wanted.until
         async with self._pool.connection() as connection:
             rows = await connection.fetch(sql.requests.count_errors, *given)
         return [
@@ -150,6 +153,10 @@ def _record(row: asyncpg.Record) -> RequestRecord:
     attempts = [tuple(each) for each in orjson.loads(row["attempts"])]
     values |= {name: row[name] or "" for name in ("key_name", "account_name")}
     return RequestRecord(at=row["at"].timestamp(), took_s=row["ms"] / 1000, attempts=attempts, **values)
+
+
+def _bounds(reader: RecordReader) -> tuple[str | None, Sequence[str] | None, str]:
+    return reader.account, reader.networks, reader.key
 
 
 def _asked(upstream: str | None) -> str | None:

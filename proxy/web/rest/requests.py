@@ -8,9 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 from proxy.chains.evm.revert_reasons import message_of
-from proxy.core.access import SCOPE_BIT
+from proxy.core.access import SCOPE_BIT, Key
 from proxy.core.paging import Page
-from proxy.core.request_records import EVENT_PREFIX, ErrorGroup, FilterChoice, RequestFilter, RequestRecord, kind_of
+from proxy.core.request_records import (
+    EVENT_PREFIX,
+    ErrorGroup,
+    FilterChoice,
+    RecordReader,
+    RequestFilter,
+    RequestRecord,
+    kind_of,
+)
 from proxy.services.request_log import RequestLog
 from proxy.web.dashboard.session_endpoint import SessionHandler, SessionRequest
 from proxy.web.rest.endpoint import RestHandler, RestRequest
@@ -43,40 +51,41 @@ class RequestRecordHandlers:
         }
 
     async def list(self, request: RestRequest) -> dict[str, Any]:
-        holder = request.key.account.id
-        found, total = await self._requests.page(_filter(request.query), holder, request.page)
+        reader = _reader(request.key)
+        found, total = await self._requests.page(_filter(request.query), reader, request.page)
         listed = request.listed("requests", [self._shown(each) for each in found], total)
         if request.query["choices"]:
             # An account is the only one in its list, and may not see upstreams.
-            choices = _choices(await self._requests.choices(holder))
+            choices = _choices(await self._requests.choices(reader))
             listed["choices"] = {name: choices[name] for name in choices if name not in ("account", "upstream")}
         return listed
 
     async def read(self, request: RestRequest) -> dict[str, Any]:
         key, wanted = request.key, request.path["id"]
         may_read_all = key.scopes & (DELIVERIES if wanted.startswith(EVENT_PREFIX) else ALL_REQUESTS)
-        record = await self._requests.read(wanted, key.account.id, None if may_read_all else key.id)
+        reader = _reader(key)
+        record = await self._requests.read(wanted, reader if may_read_all else replace(reader, networks=()))
         return {**self._shown(record), "others": record.others}
 
     async def errors(self, request: RestRequest) -> dict[str, Any]:
-        found = await self._requests.errors(_span(request.query), request.key.account.id)
+        found = await self._requests.errors(_span(request.query), _reader(request.key))
         return {"errors": [_shown_group(each) for each in found]}
 
     async def all_errors(self, request: SessionRequest) -> dict[str, Any]:
-        found = await self._requests.errors(_span(request.query), request.query["account"])
+        found = await self._requests.errors(_span(request.query), _operator(request))
         return {"errors": [{**_shown_group(each), "upstreams": each.upstreams} for each in found]}
 
     async def list_all(self, request: SessionRequest) -> dict[str, Any]:
         page: Page = request.page
         wanted = replace(_filter(request.query), upstream=request.query["upstream"])
-        found, total = await self._requests.page(wanted, request.query["account"], page)
+        found, total = await self._requests.page(wanted, _operator(request), page)
         listed = {"requests": [self._priced(each) for each in found], "page": page.number, "total": total}
         if request.query["choices"]:
-            listed["choices"] = _choices(await self._requests.choices(request.query["account"]))
+            listed["choices"] = _choices(await self._requests.choices(_operator(request)))
         return listed
 
     async def read_any(self, request: SessionRequest) -> dict[str, Any]:
-        record = await self._requests.read(request.path["id"], request.query["account"])
+        record = await self._requests.read(request.path["id"], _operator(request))
         return {**self._priced(record), "others": record.others}
 
     def _priced(self, record: RequestRecord) -> dict[str, Any]:
@@ -92,6 +101,14 @@ class RequestRecordHandlers:
             for attempt in shown["attempts"]:
                 attempt["upstream"] = names[attempt["upstream"]]
         return shown
+
+
+def _reader(key: Key) -> RecordReader:
+    return RecordReader(account=key.account.id, networks=key.only_networks, key=key.id)
+
+
+def _operator(request: SessionRequest) -> RecordReader:
+    return RecordReader(account=request.query["account"])
 
 
 def _choices(found: Iterable[FilterChoice]) -> dict[str, list[dict[str, str]]]:

@@ -25,12 +25,14 @@ left join held on held.id = given.account
 where not coalesce(held.is_erased, false);
 
 -- read_request
--- The newest record with this id, ours or the client's, of one account or of all, of one key or of all.
+-- The newest record with this id, ours or the client's, of one account or of all. Here and below, a list of networks leaves out
+-- records of others, but not those of the reader's own key.
 select found.*, keys.name as key_name, accounts.name as account_name from (
     select at, id, account, key, network, surface, method, status, reason, units, cache, ms, bytes, block, error, blame,
         attempts, params, code, client_id, called
     from requests
-    where (id = $1 or client_id = $1 and client_id <> '') and ($2::text is null or account = $2) and ($3::text is null or key = $3)
+    where (id = $1 or client_id = $1 and client_id <> '') and ($2::text is null or account = $2)
+        and ($3::text[] is null or network = any($3) or key = $4)
     order by at desc limit 1
 ) found left join keys on keys.id = found.key left join accounts on accounts.id = found.account;
 
@@ -38,37 +40,42 @@ select found.*, keys.name as key_name, accounts.name as account_name from (
 -- The records with this id of a client, and their accounts. At most 10,001, so that it stays quick.
 select count(*) as records, count(distinct account) as accounts from (
     select account from requests
-    where client_id = $1 and client_id <> '' and ($2::text is null or account = $2) and ($3::text is null or key = $3) limit 10001
+    where client_id = $1 and client_id <> '' and ($2::text is null or account = $2)
+        and ($3::text[] is null or network = any($3) or key = $4)
+    limit 10001
 ) found;
 
 -- count_requests
 -- At most 10,001, so that it stays quick.
 select count(*) from (select from requests
-where ($1::text is null or account = $1) and ($2::text is null or network = $2) and ($3::text is null or method = $3)
-    and ($4::text is null or reason = $4) and ($5::integer is null or status = $5) and ($6::text is null or key = $6)
-    and ($7::timestamptz is null or at > $7) and ($8::timestamptz is null or at <= $8) and ($9::text is null or code = $9)
-    and ($10::text is null or client_id = $10 and client_id <> '') and ($11::text is null or strpos(attempts, $11) > 0)
+where ($1::text is null or account = $1) and ($2::text[] is null or network = any($2) or key = $3)
+    and ($4::text is null or network = $4) and ($5::text is null or method = $5)
+    and ($6::text is null or reason = $6) and ($7::integer is null or status = $7) and ($8::text is null or key = $8)
+    and ($9::timestamptz is null or at > $9) and ($10::timestamptz is null or at <= $10) and ($11::text is null or code = $11)
+    and ($12::text is null or client_id = $12 and client_id <> '') and ($13::text is null or strpos(attempts, $13) > 0)
 limit 10001) found;
 
 -- page_requests
--- $11: the beginning of an attempt of the wanted upstream.
+-- $13: the beginning of an attempt of the wanted upstream.
 select found.*, keys.name as key_name, accounts.name as account_name from (
     select at, id, account, key, network, surface, method, status, reason, units, cache, ms, bytes, block, error, blame,
         attempts, params, code, client_id, called
     from requests
-    where ($1::text is null or account = $1) and ($2::text is null or network = $2) and ($3::text is null or method = $3)
-        and ($4::text is null or reason = $4) and ($5::integer is null or status = $5) and ($6::text is null or key = $6)
-        and ($7::timestamptz is null or at > $7) and ($8::timestamptz is null or at <= $8) and ($9::text is null or code = $9)
-        and ($10::text is null or client_id = $10 and client_id <> '') and ($11::text is null or strpos(attempts, $11) > 0)
-    order by at desc, id limit $12 offset $13
+    where ($1::text is null or account = $1) and ($2::text[] is null or network = any($2) or key = $3)
+        and ($4::text is null or network = $4) and ($5::text is null or method = $5)
+        and ($6::text is null or reason = $6) and ($7::integer is null or status = $7) and ($8::text is null or key = $8)
+        and ($9::timestamptz is null or at > $9) and ($10::timestamptz is null or at <= $10) and ($11::text is null or code = $11)
+        and ($12::text is null or client_id = $12 and client_id <> '') and ($13::text is null or strpos(attempts, $13) > 0)
+    order by at desc, id limit $14 offset $15
 ) found left join keys on keys.id = found.key left join accounts on accounts.id = found.account
 order by at desc, found.id;
 
 -- list_choices
--- The values of filters among the newest $2 records, the most frequent $3 of each.
+-- The values of filters among the newest $4 records, the most frequent $5 of each.
 with recent as materialized (
     select network, method, status, key, account, attempts from requests
-    where ($1::text is null or account = $1) order by at desc limit $2
+    where ($1::text is null or account = $1) and ($2::text[] is null or network = any($2) or key = $3)
+    order by at desc limit $4
 ), counted as (
     select 'network' as filter, network as value, count(*) as count from recent group by value
     union all select 'method', method, count(*) from recent group by method
@@ -85,7 +92,7 @@ select filter, value, coalesce(keys.name, accounts.name, '') as name
 from ranked
 left join keys on filter = 'key' and keys.id = value
 left join accounts on filter = 'account' and accounts.id = value
-where place <= $3 order by filter, place;
+where place <= $5 order by filter, place;
 
 -- count_errors
 -- Failed requests by status, code, method and key, most first, among the newest 100,000, with up to five upstreams that were asked
@@ -94,8 +101,9 @@ with failed as materialized (
     select status, code, method, key, account, error, at,
         case when attempts <> '[]' then attempts::json -> -1 ->> 0 end as upstream
     from requests
-    where ($1::text is null or account = $1) and ($2::text is null or network = $2) and ($3::text is null or method = $3)
-        and ($4::text is null or key = $4) and ($5::timestamptz is null or at > $5) and ($6::timestamptz is null or at <= $6)
+    where ($1::text is null or account = $1) and ($2::text[] is null or network = any($2) or key = $3)
+        and ($4::text is null or network = $4) and ($5::text is null or method = $5)
+        and ($6::text is null or key = $6) and ($7::timestamptz is null or at > $7) and ($8::timestamptz is null or at <= $8)
         and reason = 'failed' and error <> ''
     order by at desc limit 100000
 ), counted as (
@@ -111,7 +119,7 @@ order by count desc, last_at desc;
 -- A webhook delivery by the id of its event, one row per attempt, or one without.
 select d.event_id as id, d.created_at, w.account_id, w.network, w.event_type, d.state, a.began_at, a.took_ms, a.outcome, a.status
 from deliveries d join webhooks w on w.id = d.webhook_id left join attempts a on a.event_id = d.event_id
-where d.event_id = $1 and ($2::text is null or w.account_id = $2)
+where d.event_id = $1 and ($2::text is null or w.account_id = $2) and ($3::text[] is null or w.network = any($3))
 order by a.number;
 
 -- count_attempts
