@@ -86,6 +86,13 @@ class CallQueue:
         return self._crowded_since > 0.0
 
     @property
+    def needs_tick(self) -> bool:
+        """Whether time changes anything here: calls wait, or something is counted for a while."""
+        return bool(
+            self._waiting or self._sent_at or self._abandoned or self._evicted or self._readers or self._crowded_since
+        )
+
+    @property
     def allowed(self) -> int:
         """How many calls may be in flight, including those whose clients do not read the reply."""
         return min(self.limit.allowed + self._readers, self.limit.most)

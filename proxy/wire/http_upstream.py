@@ -387,15 +387,21 @@ class HttpUpstream(Upstream):
     def tick(self, now: float) -> None:
         self.update_time(now)
         for connection in tuple(self._open):
-            for sink in tuple(connection.sinks):
-                sink.on_tick(connection, now)
+            if connection.sinks:
+                for sink in tuple(connection.sinks):
+                    sink.on_tick(connection, now)
+        # Most upstreams of a service that hardly anyone uses have nothing to do, many times a second.
+        if self._queue.needs_tick or self._reserve or (self.depth == 1 and not self.rests):
+            self._tick_queue(now)
+        if self._probes is not None:
+            self._probes.tick(now)
+
+    def _tick_queue(self, now: float) -> None:
         if self._queue.is_crowded:
             self._free_stalled(now)
         readers = sum([each.stalled_s(now) > STALLED_BY_MANY_S for each in self._open]) if self._queue else 0
         self._queue.tick(now, used=self._places(), opening=self._connecting, readers=readers)
         self._serve_waiting(now)
-        if self._probes is not None:
-            self._probes.tick(now)
 
     def _free_stalled(self, now: float) -> None:
         """Take connections from clients that do not read, for calls that wait. Those that have stalled longest come first."""

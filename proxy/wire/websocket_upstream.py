@@ -131,8 +131,9 @@ class WebSocketUpstream(Upstream):
         self.update_time(now)
         for sink in tuple(self._pending.values()):
             sink.on_tick(self._connection, now)
-        self._queue.tick(now, used=len(self._pending))
-        self._serve_waiting(now)
+        if self._queue.needs_tick:
+            self._queue.tick(now, used=len(self._pending))
+            self._serve_waiting(now)
 
     def close(self) -> Awaitable[None]:
         return self._client.close()
