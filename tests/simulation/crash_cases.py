@@ -11,16 +11,25 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from proxy.compose.background import Background
 from proxy.core.usage import BUCKETS, UsageSums
+from proxy.services.follower.network_follower import NetworkFollower
+from proxy.services.follower.sinks import StaleRead
 from proxy.services.sponsor.policies import read_rules
+from proxy.settings import load
+from proxy.store.postgres.blocks import BlockStore, LeaderSession
 from proxy.store.postgres.keys import KeyStore
 from proxy.store.postgres.ledger import LandedOperation, LedgerStore, ReserveRequest
 from proxy.store.postgres.policies import Policy, PolicyStore
 from proxy.store.postgres.usage import UsageStore
 from proxy.store.postgres.usage_spool import UsageSpool
+from tests.chain_upstream import LittleChain, erc721
 from tests.database import pooled
 from tests.delivery.harness import DeliveryHarness, Inbox, inbox
+from tests.follower.event_harness import ART, A, B, C, EventHarness
+from tests.follower.harness import FollowerHarness, follower_harness, settings_of
 from tests.service import until
+from tests.shipped_tables import TABLES
 from tests.simulation.crash_points import Work
 
 # Small pools: fewer connections are opened, so that more of the writes are statements.
@@ -170,4 +179,64 @@ async def sponsorship(url: str) -> AsyncIterator[Explored]:
         yield Explored(partial(sponsor, url, policy), check)
 
 
-CASES: dict[str, Case] = {"webhooks": webhooks, "usage": usage, "sponsorship": sponsorship}
+# Reorganisations: delivered events of blocks that were dropped are corrected once, and the index is that of the chain
+
+KEPT, MOVED, UNSENT, NEW = 1, 2, 3, 4
+
+
+async def follow(database: str, upstream: str, tip: int) -> None:
+    """Follow the chain up to this block."""
+    running = Background(load(environ={}, overrides=settings_of(database, [upstream])), TABLES)
+    running.blocks = BlockStore(running.pool, silent_s=LEASE_S)
+    await running.open()
+    try:
+        harness = FollowerHarness(database, LittleChain(), [], running)
+        async with harness.leading(running.events(harness.route).sink) as (follower, term):
+            await until(partial(_reaches, follower, term, tip), every_s=0.02)
+    finally:
+        await running.close()
+
+
+async def _reaches(follower: NetworkFollower, term: LeaderSession, tip: int) -> bool:
+    try:
+        await follower.step(term)
+    except StaleRead:
+        return False
+    return follower.cursor.number >= tip
+
+
+@asynccontextmanager
+async def reorganisation(url: str) -> AsyncIterator[Explored]:
+    """A transfer stays where it was, one moves to another block after it was delivered, and one is dropped before."""
+    async with follower_harness(url) as harness:
+        events, chain = harness.running.events(harness.route), harness.chain
+        async with harness.leading(events.sink) as (follower, term):
+            before = EventHarness(harness, events, follower, term)
+            await before.step()
+            await before.webhook("nft_transfer", contracts=["0x" + ART.hex()])
+            await before.mine([erc721(ART, A, B, KEPT)], [erc721(ART, A, B, MOVED)])
+            await before.deliver()
+            await before.mine([erc721(ART, A, B, UNSENT)])
+        delivered = {int(each["data"]["token_id"]): each["id"] for each in await before.bodies("delivered")}
+        chain.drop(2)
+        chain.mine([], [erc721(ART, A, C, MOVED)], [erc721(ART, A, B, NEW)])
+
+        async def check() -> None:
+            assert await harness.is_complete(), "the index is not that of the chain"
+            found = await before.bodies()
+            corrected = [each["data"]["takes_back"] for each in found if each["event_type"] == "correction"]
+            assert corrected == [delivered[MOVED]], f"corrected {corrected} of {delivered}"
+            events = [
+                (int(each["data"]["token_id"]), each["data"]["to"].lower()) for each in found if "to" in each["data"]
+            ]
+            assert sorted(events) == [(MOVED, "0x" + C.hex()), (NEW, "0x" + B.hex())]
+
+        yield Explored(partial(follow, url, harness.upstream.url, chain.head), check)
+
+
+CASES: dict[str, Case] = {
+    "webhooks": webhooks,
+    "usage": usage,
+    "sponsorship": sponsorship,
+    "reorganisation": reorganisation,
+}
