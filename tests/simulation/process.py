@@ -6,13 +6,14 @@ import os
 import sys
 from collections.abc import Sequence
 
-COMPILED = "--compiled"
+COMPILED, HASH_SEED = "--compiled", "--hash-seed"
 
 
 def prepared(argv: Sequence[str]) -> None:
     """Start this program again with the environment that a simulation needs, unless it has it. Planted bugs are changes of the
     sources, so the sources run unless the compiled program is asked for."""
-    expected = {"PYTHONHASHSEED": "0", "PENSTOCK_SOURCE": None if COMPILED in argv else "1"}
+    hash_seed = argv[argv.index(HASH_SEED) + 1] if HASH_SEED in argv else "0"
+    expected = {"PYTHONHASHSEED": hash_seed, "PENSTOCK_SOURCE": None if COMPILED in argv else "1"}
     if any(os.environ.get(name) != value for name, value in expected.items()):
         for name, value in expected.items():
             os.environ.pop(name, None)

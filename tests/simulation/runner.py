@@ -21,7 +21,7 @@ from tests.simulation import seams
 from tests.simulation.history import Event
 from tests.simulation.mutants import MUTANTS, plant
 from tests.simulation.outcome import Outcome
-from tests.simulation.process import COMPILED
+from tests.simulation.process import COMPILED, HASH_SEED
 from tests.simulation.timeline import svg_of, text_of
 
 # A seed takes a second or two of CPU time. One that takes longer than this hangs, which is a failure.
@@ -247,7 +247,7 @@ def main(argv: Sequence[str]) -> int:
     if args.timeline:
         return _show_one(simulator, args)
     if args.digests:
-        return _print_digests(simulator, Job(args.seed, frozenset(args.without)))
+        return _print_digests(simulator, args)
     began, totals, failed = seams.real_s(), Totals(), list[Run]()
     end = began + args.hours * 3600 if args.hours else None
     for run in simulator.run_all(_jobs(args, end), args.processes):
@@ -288,8 +288,12 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(COMPILED, action="store_true", help="run the compiled program, not its sources")
     parser.add_argument("--timeline", action="store_true", help="run one seed and show what happened")
     parser.add_argument(
-        "--digests", action="store_true", help="run one seed twice here and once forked; print the digests"
+        "--digests",
+        default="",
+        choices=("", "here", "forked"),
+        help="print the digest of each seed: all in this process, or each in its own",
     )
+    parser.add_argument(HASH_SEED, type=int, default=0, help="PYTHONHASHSEED, on which no history depends")
     parser.add_argument("--wire", type=Path, help="with --timeline: write all events on the wire to this file")
     parser.add_argument("--svg", type=Path, help="with --timeline: draw a sequence diagram into this file")
     return parser.parse_args(argv)
@@ -339,10 +343,11 @@ def _find_mutants(args: argparse.Namespace) -> int:
     return 1 if missed else 0
 
 
-def _print_digests(simulator: Simulator, job: Job) -> int:
-    for run in (simulator.run_here(job), simulator.run_here(job), *simulator.run_all([job], 1)):
+def _print_digests(simulator: Simulator, args: argparse.Namespace) -> int:
+    jobs = _jobs(args, None)
+    for run in map(simulator.run_here, jobs) if args.digests == "here" else simulator.run_all(jobs, 1):
         assert run.outcome is not None, run.failure
-        print(run.outcome.digest)
+        print(run.job.seed, run.outcome.digest, flush=True)
     return 0
 
 

@@ -83,7 +83,8 @@ class Clock:
 
     def move_to(self, seconds: float) -> None:
         """Move to a time of `monotonic`, if it is not past."""
-        self.ns = max(self.ns, round(seconds * 1e9)) + 1
+        ns = round(seconds * 1e9)
+        self.ns = (ns if ns > self.ns else self.ns) + 1
 
     def monotonic_ns(self) -> int:
         self.ns += TICK_NS
@@ -262,7 +263,7 @@ async def _unconnected(addr_infos: Any, **_: Any) -> UnconnectedSocket:
 def install() -> Seams:
     """Replace clocks, randomness and questions to the kernel in this process, for good."""
     assert not any(name.partition(".")[0] == "proxy" for name in sys.modules), "the program is imported already"
-    assert os.environ.get("PYTHONHASHSEED") == "0", "hashes of strings would differ from run to run"
+    assert os.environ.get("PYTHONHASHSEED", "random") != "random", "hashes of strings would differ from run to run"
     clock, descriptors, entropy = Clock(), Descriptors(), random.Random(0)
     replaced: dict[str, Any] = {
         "monotonic": clock.monotonic,
