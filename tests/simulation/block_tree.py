@@ -11,6 +11,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from tests.simulation.history import History
@@ -217,6 +218,7 @@ class BlockTree:
 # Values that name their block
 
 
+@cache
 def owner_of(address: str) -> int:
     return int(digest_of("owner", address)[:12], 16)
 

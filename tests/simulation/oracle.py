@@ -140,6 +140,12 @@ class Account:
     # Events of its subscriptions, which cost a unit each, and malformed requests, which may cost one.
     events: int = 0
     malformed: int = 0
+    # The key and the mark as replies would contain them.
+    key_bytes: bytes = field(init=False)
+    mark_bytes: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.key_bytes, self.mark_bytes = self.key.encode(), self.mark.encode()
 
     def __repr__(self) -> str:
         return f"<Account {self.name} {self.requests_per_second}/s>"
@@ -648,7 +654,7 @@ class Oracle:
 
     def _check_strangers(self, account: Account, body: bytes) -> None:
         for other in self.accounts:
-            if other is not account and (other.mark.encode() in body or other.key.encode() in body):
+            if other is not account and (other.mark_bytes in body or other.key_bytes in body):
                 self.violate("stranger", f"a reply to {account!r} shows something of {other!r}: {body[:200]!r}")
 
     def _check_refusal(self, call: Call) -> None:

@@ -111,16 +111,16 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.turns += 1
         if self.turns % COLLECT_EVERY == 0:
             gc.collect()
-        ready, timers = self._ready, self._timers
+        ready, timers, clock = self._ready, self._timers, self._clock
         if not ready and not self._stopping:
             while timers and timers[0][2]._cancelled:
                 heappop(timers)
                 self._cancelled -= 1
             if not timers:
                 raise Deadlock("nothing is scheduled, and the simulation has not ended")
-            self._clock.move_to(timers[0][0])
+            clock.move_to(timers[0][0])
         # Timers within TOGETHER_S of each other run together.
-        end = self._clock.ns / 1e9 + TOGETHER_S
+        end = clock.ns / 1e9 + TOGETHER_S
         while timers and timers[0][0] < end:
             timer = heappop(timers)[2]
             timer._scheduled = False
@@ -128,8 +128,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 self._cancelled -= 1
             else:
                 ready.append(timer)
+        popleft = ready.popleft
         for _ in range(len(ready)):
-            handle = ready.popleft()
+            handle = popleft()
             if not handle._cancelled:
                 try:
                     handle._context.run(handle._callback, *handle._args)
