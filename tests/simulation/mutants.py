@@ -67,6 +67,18 @@ MUTANTS = {
             "        self.replies.head_moved(time.monotonic())\n        self.flights.clear()\n        short_hash =",
             "        short_hash =",
         ),
+        Mutant(
+            "cached-after-fork",
+            f"{_RPC}.network_state",
+            'flight.answered_by.health.standing != "good":',
+            "False:",
+        ),
+        Mutant(
+            "cached-after-head-moved",
+            f"{_RPC}.network_state",
+            "        if flight.moves != self.replies.moves:\n            return False\n",
+            "",
+        ),
         Mutant("tip-not-raised", f"{_CORE}.heads", "self.tip = max(self.tip, number)", "pass"),
         Mutant(
             "any-head-plausible",

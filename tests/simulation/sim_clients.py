@@ -264,6 +264,10 @@ class Director(SimClient):
             call = self._ask("eth_getBalance", params, X_Timeout_Ms=str(rng.choice((1, 20, 300, 3000))))
         elif draw < 0.8 and self._terms.verifies(self._tree):
             call = self._ask("eth_getBalance", [params[0], hex(tip - 5)], X_Verify="quorum 2/3")
+        elif draw < 0.9:
+            # Only the upstream that is asked first can answer, however long it takes.
+            near = max(FIRST_HEAD, tip - rng.randint(0, 2))
+            call = self._ask("eth_getBalance", [params[0], hex(near)], X_Retry="0")
         else:
             call = self._ask("eth_blockNumber", [], X_Retry="0")
         await self._single(connection, call)

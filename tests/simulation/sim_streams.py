@@ -136,7 +136,7 @@ class StreamConnection(asyncio.Protocol):
             self._answer_later(orjson.loads(payload), self._upstream.now_s)
 
     def _answer_later(self, asked: Any, asked_s: float) -> None:
-        self._loop.call_later(self._upstream.takes_s(), self._answer, asked, asked_s)
+        self._loop.call_later(self._upstream.takes_s(asked), self._answer, asked, asked_s)
 
     def answer_held(self) -> None:
         """Answer the calls that have waited for the end of a pause."""

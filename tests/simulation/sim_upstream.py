@@ -40,6 +40,9 @@ HEAD_LIES_FROM_S = 4.0
 HEAD_LIES_FOR_S = 0.8
 # After a pause, each call takes up to this long: the calls that have waited, and those that arrive meanwhile.
 CATCHES_UP_S = 1.0
+# On a branch of its own, a node now and then reads state for so long that the network has left the block behind for good. Its
+# heads still come at once, so that it is found on another branch meanwhile.
+FORKED_LATE, FORKED_LATE_S = 0.2, (3.0, 9.0)
 WRITES = ("eth_sendRawTransaction", "eth_sendPrivateTransaction")
 
 NO_METHOD = {"code": -32601, "message": "the method does not exist/is not available"}
@@ -280,8 +283,13 @@ class SimUpstream:
     def is_paused(self) -> bool:
         return self._is_paused
 
-    def takes_s(self) -> float:
+    def takes_s(self, asked: Any) -> float:
+        """How long it takes for a call or a batch."""
         rng, habits = self._rng, self._habits
+        reads_state = isinstance(asked, dict) and asked["method"] == "eth_getBalance"
+        if self._is_forking and reads_state and rng.random() < FORKED_LATE:
+            self.failed("fork late", "")
+            return rng.uniform(*FORKED_LATE_S)
         if self.now_s < self._busy_until_s:
             return rng.uniform(0.0, CATCHES_UP_S)
         if habits.late and rng.random() < habits.late:
@@ -492,7 +500,7 @@ class _Connection(asyncio.Protocol):
             self._answer_later(orjson.loads(body), self._upstream.now_s)
 
     def _answer_later(self, asked: Any, asked_s: float) -> None:
-        self._free_at = max(self._free_at + 1e-6, self._loop.time() + self._upstream.takes_s())
+        self._free_at = max(self._free_at + 1e-6, self._loop.time() + self._upstream.takes_s(asked))
         self._loop.call_at(self._free_at, self._answer, asked, asked_s)
 
     def answer_held(self) -> None:
