@@ -18,6 +18,8 @@ import sha3
 from tests.rpc_upstreams import REFUSALS, Refused, ScriptedUpstream
 
 ZERO = bytes(20)
+# The categories of native and internal transfers.
+COINS = (1, 2)
 
 
 def topic(signature: str) -> str:
@@ -83,6 +85,16 @@ def withdrawal(contract: bytes, sender: bytes, amount: int) -> Event:
     return Event(contract, (WITHDRAWAL, "0x" + word(sender)), word(amount), ((20, contract, sender, ZERO, 0, amount),))
 
 
+def coins(sender: bytes, recipient: bytes, amount: int, *, failed: bool = False) -> Event:
+    """A transaction that moves coins, or tries to."""
+    return Event(recipient, (), "failed" if failed else "", ((1, b"", sender, recipient, 0, amount),))
+
+
+def inner(sender: bytes, recipient: bytes, amount: int) -> Event:
+    """A transaction that moves coins by a call inside it."""
+    return Event(recipient, (), "", ((2, b"", sender, recipient, 0, amount),))
+
+
 @dataclass(frozen=True)
 class Block:
     number: int
@@ -93,6 +105,47 @@ class Block:
     @property
     def time(self) -> int:
         return 1_700_000_000 + self.number
+
+    def hash_at(self, index: int) -> str:
+        """The hash of the transaction that emits the event."""
+        return "0x" + hashlib.sha256(f"{self.hash} {index}".encode()).hexdigest()
+
+    def transactions(self, *, full: bool) -> list[Any]:
+        """One for each event."""
+        return [self._transaction(index, event, full=full) for index, event in enumerate(self.events)]
+
+    def _transaction(self, index: int, event: Event, *, full: bool) -> Any:
+        if not full:
+            return self.hash_at(index)
+        category, _, sender, recipient, _, amount = event.moves[0] if event.moves else (0, b"", ZERO, ZERO, 0, 0)
+        return {
+            "hash": self.hash_at(index),
+            "from": "0x" + sender.hex(),
+            "to": "0x" + (recipient if category == 1 else event.contract).hex(),
+            "value": hex(amount if category == 1 else 0),
+            "nonce": "0x0",
+            "input": "0x",
+            "transactionIndex": hex(index),
+        }
+
+    def receipts(self) -> list[dict[str, Any]]:
+        logs = {log["transactionHash"]: log for log in self.logs()}
+        return [
+            {
+                "blockHash": self.hash,
+                "transactionHash": self.hash_at(index),
+                "status": "0x0" if event.data == "failed" else "0x1",
+                "logs": [logs[self.hash_at(index)]] if event.topics else [],
+            }
+            for index, event in enumerate(self.events)
+        ]
+
+    def traces(self) -> list[dict[str, Any]]:
+        """In the form of geth's callTracer."""
+        return [
+            {"txHash": self.hash_at(index), "result": {"type": "CALL", "value": "0x0", "calls": _calls(event)}}
+            for index, event in enumerate(self.events)
+        ]
 
     def header(self) -> dict[str, Any]:
         return {
@@ -112,13 +165,22 @@ class Block:
                 "data": "0x" + event.data,
                 "blockNumber": hex(self.number),
                 "blockHash": self.hash,
-                "transactionHash": "0x" + hashlib.sha256(f"{self.hash} {index}".encode()).hexdigest(),
+                "transactionHash": self.hash_at(index),
                 "transactionIndex": hex(index),
                 "logIndex": hex(index),
                 "removed": False,
             }
             for index, event in enumerate(self.events)
+            if event.topics
         ]
+
+
+def _calls(event: Event) -> list[dict[str, str]]:
+    return [
+        {"type": "CALL", "from": "0x" + sender.hex(), "to": "0x" + recipient.hex(), "value": hex(amount)}
+        for category, _, sender, recipient, _, amount in event.moves
+        if category == 2
+    ]
 
 
 _serial = itertools.count()
@@ -163,19 +225,32 @@ class LittleChain:
         held: Counter[tuple[bytes, ...]] = Counter()
         for block in self.blocks[first : None if last is None else last + 1]:
             for standard, contract, sender, recipient, token, amount in (m for e in block.events for m in e.moves):
+                if standard in COINS:
+                    continue
                 rest = (contract,) if standard == 20 else (contract, token.to_bytes(32, "big"))
                 held[sender, *rest] -= amount
                 held[recipient, *rest] += amount
         return {key: amount for key, amount in held.items() if amount and key[0] != ZERO}
 
     def transfers(self, first: int = 0, last: int | None = None) -> list[tuple[Any, ...]]:
-        """Every move: block, hash, time, transaction, log, item, then standard, contract, from, to, token id and amount."""
-        return [
-            (block.number, block.hash, block.time, log["transactionHash"], int(log["logIndex"], 16), item, *move)
-            for block in self.blocks[first : None if last is None else last + 1]
-            for event, log in zip(block.events, block.logs(), strict=True)
-            for item, move in enumerate(event.moves)
-        ]
+        """Every move of a token: block, hash, time, transaction, log, item, then standard, contract, from, to, token id and
+        amount."""
+        return [each for each in self.moves(first, last) if each[6] not in COINS]
+
+    def moves(self, first: int = 0, last: int | None = None) -> list[tuple[Any, ...]]:
+        """The same of tokens and coins, in the order of the history: native, internal, then tokens. The item of a native
+        transfer that failed is 1."""
+        found: list[tuple[Any, ...]] = []
+        for block in self.blocks[first : None if last is None else last + 1]:
+            inside = 0
+            for rank in (1, 2, 0):
+                for index, event in enumerate(block.events):
+                    moves = [move for move in event.moves if (move[0] if move[0] in COINS else 0) == rank]
+                    for item, move in enumerate(moves):
+                        place = (inside if rank == 2 else index, 1 if event.data == "failed" else item)
+                        found.append((block.number, block.hash, block.time, block.hash_at(index), *place, *move))
+                    inside += rank == 2 and bool(moves)
+        return found
 
 
 class ChainUpstream(ScriptedUpstream):
@@ -187,18 +262,30 @@ class ChainUpstream(ScriptedUpstream):
         super().__init__(chain)  # type: ignore[arg-type]
         # Ranges with more logs are refused; 0 for no limit.
         self.max_logs = 0
+        # Whether blocks list their transactions, one for each event.
+        self.has_transactions = False
 
     def _eth_getBlockByNumber(self, params: list[Any]) -> dict[str, Any] | None:
         number = self._number(params[0])
-        return self.chain.blocks[number].header() if 0 <= number <= self.head else None
+        if not 0 <= number <= self.head:
+            return None
+        block = self.chain.blocks[number]
+        found = block.header()
+        return {**found, "transactions": block.transactions(full=params[1])} if self.has_transactions else found
+
+    def _debug_traceBlockByHash(self, params: list[Any]) -> list[dict[str, Any]]:
+        return self._known(params[0]).traces()
+
+    def _known(self, name: str) -> Block:
+        block = self.chain.known.get(name) or self.chain.blocks[0]
+        if block.hash != name:
+            raise Refused(-32000, "unknown block")
+        return block
 
     def _eth_getLogs(self, params: list[Any]) -> list[dict[str, Any]]:
         log_filter = params[0]
         if "blockHash" in log_filter:
-            block = self.chain.known.get(log_filter["blockHash"]) or self.chain.blocks[0]
-            if block.hash != log_filter["blockHash"]:
-                raise Refused(-32000, "unknown block")
-            blocks = [block]
+            blocks = [self._known(log_filter["blockHash"])]
         else:
             first, last = self._number(log_filter.get("fromBlock")), self._number(log_filter.get("toBlock"))
             if self.max_range and last - first + 1 > self.max_range:
@@ -210,9 +297,7 @@ class ChainUpstream(ScriptedUpstream):
         return logs
 
     def _eth_getBlockReceipts(self, params: list[Any]) -> list[dict[str, Any]]:
-        """A transaction for each log."""
-        block = self.chain.blocks[self._number(params[0])]
-        return [{"blockHash": block.hash, "logs": [log]} for log in block.logs()]
+        return self.chain.blocks[self._number(params[0])].receipts()
 
 
 def _matches(log: dict[str, Any], log_filter: dict[str, Any]) -> bool:

@@ -132,17 +132,18 @@ async def _run_with_retries(
 
 async def _run_once(running: Background, route: Route, args: argparse.Namespace, bar: Progress) -> BackfillProgress:
     from proxy.chains.evm.facts import TOPICS
-    from proxy.core.transfer_history import OF_LOGS
     from proxy.services.follower.backfill import Backfill
     from proxy.services.follower.block_reader import BlockReader
+    from proxy.services.rpc.traces import TraceReader
 
     contract = args.contract or ""
     fill = Backfill(
         BlockReader(route, topics=TOPICS, contract=contract),
+        TraceReader(route.network, running.internal_calls),
         running.index_blocks(route.network.id),
         running.settings.follower.start.get(route.network.id),
         bytes.fromhex(contract[2:]),
-        running.transfers(route).categories & OF_LOGS,
+        running.transfers(route).categories,
     )
 
     def show(progress: BackfillProgress) -> None:

@@ -20,13 +20,14 @@ from proxy.compose.fleet import UpstreamLimits, host_id
 from proxy.compose.networks import NetworkBuilder
 from proxy.compose.smart_wallets import operation_cleanup
 from proxy.compose.webhooks import EventFeature
-from proxy.core.transfer_history import CATEGORIES, blocks_per_table
+from proxy.core.transfer_history import CATEGORIES, INTERNAL, blocks_per_table
 from proxy.processes.worker import report_ready, run_child, watch_steps, watch_supervisor
 from proxy.services.budget_leases import Budgets
 from proxy.services.bundler.inclusions import InclusionSink
 from proxy.services.events.notifications import Notifications
 from proxy.services.fleet import Cordons
 from proxy.services.follower.block_reader import BlockDemand, BlockReader
+from proxy.services.follower.block_tracer import BlockTracer
 from proxy.services.follower.network_follower import NetworkFollower
 from proxy.services.follower.sinks import FollowerSink, HoldingsSink, NoHoldingsSink, TransfersSink, topics_of
 from proxy.services.process_reports import ProcessReports
@@ -35,6 +36,7 @@ from proxy.services.rpc.filter_ids import FilterIds
 from proxy.services.rpc.forwarder import Forwarder
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.networks import Route
+from proxy.services.rpc.traces import TraceReader
 from proxy.services.rpc.tracker import Tracker, start_tracking
 from proxy.services.spending_log import SpendingLog
 from proxy.services.wallets import DeploymentSink
@@ -53,6 +55,8 @@ from proxy.wire.write_buffer import WriteBuffer
 
 # How often deadlines and hedges of calls are checked, and whether another process has found a new head. No client waits.
 SWEEP_S = 0.05
+# How often trace jobs are looked for in the database of an index, which sends no notifications.
+SPLIT_CHECK_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,12 @@ class Background:
         """A reader for the blocks that these sinks need, or else all sinks."""
         readers = sinks or self.sinks
         return BlockReader(
-            route, demand=lambda: BlockDemand(topics_of(readers), any(sink.transactions for sink in readers))
+            route,
+            demand=lambda: BlockDemand(
+                topics_of(readers),
+                any(sink.transactions for sink in readers),
+                any(sink.receipts for sink in readers),
+            ),
         )
 
     def events(self, route: Route) -> EventFeature:
@@ -131,6 +140,7 @@ class Background:
             tokens=data.contracts,
             nfts=data.nft_metadata,
             plans=self.tables.plans,
+            trace_writers=[] if self.indexes.is_split(route.network.id) else [self.transfers(route)],
         )
 
     def follower_specs(self, route: Route, events: FollowerSink) -> list[FollowerSpec]:
@@ -206,6 +216,16 @@ class Background:
         events.start(self.tasks, lambda: followers[0].network is not None)
         for each in followers:
             self.tasks.start("follower", each.run, of=each.label)
+        if self.indexes.is_split(name) and INTERNAL in self.transfers(route).categories:
+            tracer, leader = self.index_tracer(route), followers[-1]
+            run = partial(tracer.run, asyncio.Event(), lambda: leader.network is not None, check_s=SPLIT_CHECK_S)
+            self.tasks.start("index traces", run, of=name)
+
+    def index_tracer(self, route: Route) -> BlockTracer:
+        """Traces blocks for the history of transfers in a database of its own."""
+        traces = TraceReader(route.network, self.internal_calls)
+        pool = self.indexes.pool_of(route.network.id)
+        return BlockTracer(route.network.id, pool, traces, [self.transfers(route)])
 
     def report(self, part: str) -> None:
         """Report this process to the operators."""

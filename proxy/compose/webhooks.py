@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from proxy.memory_budget import BudgetLine
 from proxy.services.alerting import AlertSettingsService
 from proxy.services.delivery.history import DeliveryHistory
 from proxy.services.events.drafting import EventDrafter
-from proxy.services.events.enrichment import EventEnricher, MetadataLanes, NftSource, TokenSource
+from proxy.services.events.enrichment import CHANNEL, EventEnricher, MetadataLanes, NftSource, TokenSource
 from proxy.services.events.finality import FinalityGate
-from proxy.services.events.internal_transfers import InternalTransfers
+from proxy.services.events.internal_transfers import InternalTransferEvents
 from proxy.services.events.mempool import MempoolWatcher
 from proxy.services.events.mined_lookups import MinedLookups
 from proxy.services.events.notifications import Notifications
 from proxy.services.events.pending_filters import PendingFilters
 from proxy.services.events.sink import EventSink
 from proxy.services.events.watch import WebhookWatch
+from proxy.services.follower.block_tracer import BlockTracer, TraceWriter
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.traces import TraceReader
@@ -93,7 +94,9 @@ class EventFeature:
         tokens: TokenSource,
         nfts: NftSource,
         plans: Mapping[str, Plan],
+        trace_writers: Sequence[TraceWriter] = (),
     ) -> None:
+        """`trace_writers`: others that write the internal transfers of a block, in the same database."""
         network = route.network
         self._pool = pool
         self._notifications = notifications
@@ -105,8 +108,11 @@ class EventFeature:
             network, pool, lambda account: EventEnricher(self.drafter, pool, internal_calls, tokens, nfts, account)
         )
         self.finality = FinalityGate(network, pool, internal_calls)
-        self.internal_transfers = InternalTransfers(
-            self.watch, self.drafter, pool, TraceReader(network, internal_calls)
+        self.tracer = BlockTracer(
+            network.id,
+            pool,
+            TraceReader(network, internal_calls),
+            [InternalTransferEvents(self.watch, self.drafter), *trace_writers],
         )
         self.mined_lookups = MinedLookups(self.watch, self.drafter, pool, internal_calls)
         self.mempool = MempoolWatcher(self.watch, self.drafter, pool, PendingFilters(route))
@@ -121,6 +127,7 @@ class EventFeature:
         tasks.start("events", lambda: self.enricher.run(self._notifications, is_leader), of=name)
         tasks.start("metadata", lambda: self.metadata.run(self._notifications, is_leader), of=name)
         tasks.start("finality", lambda: self.finality.run(self._notifications, is_leader), of=name)
-        tasks.start("traces", lambda: self.internal_transfers.run(self._notifications, is_leader), of=name)
+        wake = self._notifications.event_for(CHANNEL, name)
+        tasks.start("traces", lambda: self.tracer.run(wake, is_leader), of=name)
         tasks.start("mined", lambda: self.mined_lookups.run(self._notifications, is_leader), of=name)
         tasks.start("mempool", lambda: self.mempool.run(is_leader), of=name)

@@ -19,6 +19,9 @@ NAMES = {code: name for name, code in CATEGORIES.items()}
 # Categories that are read from logs.
 OF_LOGS = frozenset({ERC20, ERC721, ERC1155})
 
+# The item of a native transfer whose transaction failed: the coins came back.
+FAILED = 1
+
 _KIND_BITS = 60
 _INDEX_BITS = 30
 _RANK = {NATIVE: 0, INTERNAL: 1}
@@ -73,7 +76,8 @@ class PageStart:
 
 
 def place_of(category: int, index: int, item: int = 0) -> int:
-    """The order within a block. `index`: of the log, or of the transaction for coins."""
+    """The order within a block. `index`: of the log, or of the transaction for coins; for coins that move inside transactions,
+    counted among the transactions that have such transfers."""
     return _RANK.get(category, _LOGS_RANK) << _KIND_BITS | index << _INDEX_BITS | item
 
 
@@ -84,6 +88,11 @@ def index_of(place: int) -> int:
 
 def item_of(place: int) -> int:
     return place & (1 << _INDEX_BITS) - 1
+
+
+def has_failed(category: int, place: int) -> bool:
+    """Whether the transfer's transaction failed. Only coins of transactions are kept in that case."""
+    return category == NATIVE and item_of(place) == FAILED
 
 
 def cursor_of(position: Position) -> str:

@@ -250,6 +250,7 @@ class DeploymentSink:
     topics: frozenset[str] | None = frozenset((operations.INITIALIZED,))
     blocks = False
     transactions = False
+    receipts = False
 
     async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
         deployed: list[Deployment] = []

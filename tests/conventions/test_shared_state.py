@@ -135,6 +135,7 @@ REASONS = {
     "store/postgres/index_reads:IndexReads": "one position for each network",
     "store/postgres/transfers:TransferStore": "one number for each network",
     "services/follower/sinks:BlockHistory": "the blocks of one write",
+    "services/follower/backfill:Coins": "the coins of one range of blocks",
     "services/rpc/own_methods:OwnMethods._handlers": "the methods of the program",
     "store/postgres/notices:Notices": "one entry for each channel of our own",
     "store/postgres/pool:_reported": "one entry for each kind of error",

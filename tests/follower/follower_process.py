@@ -23,6 +23,7 @@ class KillSink:
     topics: frozenset[str] | None = frozenset()
     blocks = False
     transactions = False
+    receipts = False
 
     def __init__(self, left: int) -> None:
         self._left = left

@@ -14,12 +14,12 @@ import pytest
 
 from proxy.commands.index import _forget as forget_all
 from proxy.commands.index import line
-from proxy.core.transfer_history import OF_LOGS
 from proxy.errors import InvalidRequest, Unavailable
 from proxy.services.follower.backfill import Backfill, BackfillProgress
 from proxy.services.follower.block_reader import ReadFailed
 from proxy.services.follower.network_follower import forget
 from proxy.services.follower.sinks import HoldingsSink
+from proxy.services.rpc.traces import TraceReader
 from proxy.store.postgres.blocks import BlockStore, Followed
 from proxy.store.postgres.pool import DatabaseConnection
 from proxy.tasks import Tasks
@@ -52,7 +52,9 @@ def backfill(harness: FollowerHarness, contract: bytes = b"") -> Backfill:
     from proxy.services.follower.block_reader import BlockReader
 
     reader = BlockReader(harness.route, topics=TOPICS, contract="0x" + contract.hex() if contract else "")
-    return Backfill(reader, harness.running.blocks, START, contract, OF_LOGS)
+    traces = TraceReader(harness.route.network, harness.running.internal_calls)
+    categories = harness.running.transfers(harness.route).categories
+    return Backfill(reader, traces, harness.running.blocks, START, contract, categories)
 
 
 async def fill(

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from proxy.services.events import internal_transfers
+from proxy.services.follower import block_tracer
 from proxy.services.rpc import traces
-from proxy.store.postgres import events as store
+from proxy.store.postgres import trace_jobs
 from tests.follower.event_harness import A, B, EventHarness, with_transaction
 from tests.follower.harness import NETWORK
 from tests.rpc_upstreams import Refused
@@ -28,14 +28,14 @@ async def test_block_dropped_before_it_is_traced_makes_no_events(harness: EventH
 
     harness.inner.upstream.answers["debug_traceBlockByHash"] = trace
     async with harness.inner.running.pool.connection() as connection:
-        jobs = await store.jobs(connection, NETWORK, limit=10)
-    calls = await harness.events.internal_transfers._traces.calls(jobs[1].block, jobs[1].hash)
+        jobs = await trace_jobs.waiting(connection, NETWORK, limit=10)
+    calls = await harness.events.tracer._traces.calls(jobs[1].block, jobs[1].hash)
     harness.inner.chain.drop(1)
     await harness.mine([], [])
     await harness.step()
-    await harness.events.internal_transfers._write(jobs[1], calls)
+    await harness.events.tracer._write(jobs[1], calls)
     assert await harness.bodies() == []
-    assert await harness.events.internal_transfers.trace()
+    assert await harness.events.tracer.trace()
     assert {first} < {*requested}
     bodies = await harness.bodies()
     assert second not in {block.hash for block in harness.inner.chain.blocks}
@@ -51,7 +51,7 @@ async def test_event_of_a_trace_is_corrected_when_its_block_is_dropped(harness: 
         {"txHash": "0x" + "79" * 32, "result": {**call, "calls": [call]}}
     ]
     await harness.mine([], [])
-    await harness.events.internal_transfers.trace()
+    await harness.events.tracer.trace()
     await harness.deliver()
     harness.inner.chain.drop(1)
     await harness.mine([], [])
@@ -80,16 +80,16 @@ async def test_upstream_that_cannot_trace_blocks_is_called_with_another_method(
             "action": {"callType": "call", "from": "0x" + A.hex(), "to": "0x" + B.hex(), "value": "0x9"},
         }
     ]
-    assert await harness.events.internal_transfers.trace()
+    assert await harness.events.tracer.trace()
     (body,) = await harness.bodies()
     assert body["data"]["value"] == "9"
-    assert repr(harness.events.internal_transfers).endswith("by _by_list>>")
+    assert repr(harness.events.tracer).endswith("by _by_list>>")
     # An upstream that supports it has come: it is found once the chosen method has expired.
     monkeypatch.setattr(traces, "KEEP_S", -1.0)
     answers["debug_traceBlockByHash"] = lambda _: []
     await harness.mine([])
-    assert await harness.events.internal_transfers.trace()
-    assert repr(harness.events.internal_transfers).endswith("by _by_tracer>>")
+    assert await harness.events.tracer.trace()
+    assert repr(harness.events.tracer).endswith("by _by_tracer>>")
 
 
 async def tries(harness: EventHarness) -> list[int]:
@@ -124,16 +124,16 @@ async def test_attempts_count_for_missing_traces_and_not_for_failing_upstreams(
     answers |= dict.fromkeys(("debug_traceBlockByHash", "trace_block", "debug_traceTransaction"), trace)
     with_transaction(harness, "0x" + "77" * 32)
     answers["eth_getBlockByHash"] = lambda params: {"hash": params[0], "transactions": ["0x" + "77" * 32]}
-    assert not await harness.events.internal_transfers.trace()
+    assert not await harness.events.tracer.trace()
     assert await tries(harness) == [counted]
 
 
 async def test_job_is_dropped_after_too_many_attempts(harness: EventHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(internal_transfers, "TRIES", 2)
+    monkeypatch.setattr(block_tracer, "TRIES", 2)
     await harness.step()
     await harness.webhook("INTERNAL_TRANSFER", addresses=["0x" + B.hex()])
     await harness.mine([])
     harness.inner.upstream.answers["debug_traceBlockByHash"] = lambda _: 5
     for expected in ([1], [2], []):
-        await harness.events.internal_transfers.trace()
+        await harness.events.tracer.trace()
         assert await tries(harness) == expected

@@ -27,8 +27,9 @@ def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network_follower, "SETTLE_BLOCKS", 1)
 
 
-async def coverage(harness: FollowerHarness) -> dict[int, int | None]:
-    return await TransferStore(IndexReads(harness.running.pool)).coverage(NETWORK)
+async def coverage(harness: FollowerHarness) -> dict[int, int]:
+    found = await TransferStore(IndexReads(harness.running.pool)).coverage(NETWORK)
+    return {category: blocks.first for category, blocks in found.items()}
 
 
 async def grow(harness: FollowerHarness, steps: int, **options: Any) -> None:

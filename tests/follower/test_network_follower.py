@@ -60,6 +60,7 @@ class BlockRecorder:
     topics: frozenset[str] | None = None
     blocks = True
     transactions = True
+    receipts = False
 
     async def create(self, database: str) -> None:
         async with connected(database) as connection:

@@ -21,8 +21,8 @@ from proxy.chains.evm import operations
 from proxy.chains.evm.facts import BlockFacts, ChainLog, Header
 from proxy.chains.registry import Network
 from proxy.errors import Fault
-from proxy.services.events import internal_transfers
 from proxy.services.feed import head_watcher, sources, svm_poller
+from proxy.services.follower import block_tracer
 from proxy.services.rpc.calls import RpcError
 from proxy.services.sponsor.settlement import SettlementLoop, SettlementSink
 from proxy.store.postgres.blocks import Followed
@@ -118,7 +118,7 @@ async def test_finality(events: EventHarness, chance: random.Random) -> None:
 
 
 async def test_traces(events: EventHarness, chance: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(internal_transfers, "TRIES", 0)
+    monkeypatch.setattr(block_tracer, "TRIES", 0)
     await events.step()
     await events.webhook("INTERNAL_TRANSFER", addresses=["0x" + B.hex()])
     await events.mine([])
@@ -137,7 +137,7 @@ async def test_traces(events: EventHarness, chance: random.Random, monkeypatch: 
         return spoiled(chance, good) if int(params[0][-8:], 16) % GOOD else good
 
     events.inner.upstream.answers["debug_traceBlockByHash"] = trace
-    while not await events.events.internal_transfers.trace():
+    while not await events.events.tracer.trace():
         pass
     (jobs,) = await events.rows("select count(*) from trace_jobs")
     (found,) = await events.rows(f"select count(distinct block) from events where block % {GOOD} = 0")
@@ -152,7 +152,7 @@ async def test_one_bad_trace_does_not_hold_up_other_blocks(events: EventHarness)
     call = {"type": "CALL", "from": "0x" + A.hex(), "to": "0x" + B.hex(), "value": "0x5"}
     good = [{"txHash": "0x" + "79" * 32, "result": {**call, "calls": [call]}}]
     events.inner.upstream.answers["debug_traceBlockByHash"] = lambda params: 5 if params[0] == bad else good
-    assert not await events.events.internal_transfers.trace()
+    assert not await events.events.tracer.trace()
     assert [each["data"]["blockNumber"] for each in await events.bodies()] == [2]
     assert await events.rows("select block, tries from trace_jobs") == [{"block": 1, "tries": 1}]
 

@@ -8,13 +8,15 @@ foreign code in the caller's name and move nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from proxy.chains.evm.facts import Header
 from proxy.chains.evm.matching import InternalTransfer, MatchTransaction
+from proxy.core.holdings import Transfer
+from proxy.core.transfer_history import FAILED, INTERNAL, NATIVE
 
 _MOVES = frozenset({"call", "create", "create2", "selfdestruct", "suicide"})
 _fromhex = bytes.fromhex
@@ -55,6 +57,41 @@ def read_transactions(given: list[Any]) -> list[MatchTransaction]:
 def decoded_transactions(given: Iterable[msgspec.Raw]) -> list[MatchTransaction]:
     """From the JSON of each. Raises ValueError if they are not valid."""
     return [_tx(_read_one(each)) for each in given]
+
+
+def native_transfers(header: Header, failed: Container[str]) -> list[Transfer]:
+    """The coins that a block's transactions move, including failed ones. Raises ValueError if they are not valid."""
+    block = int(header.number, 16)
+    return [
+        Transfer(
+            NATIVE,
+            b"",
+            each.sender,
+            each.recipient or b"",
+            each.value,
+            0,
+            each.hash,
+            index,
+            FAILED if each.hash in failed else 0,
+            block,
+        )
+        for index, each in enumerate(transactions_of(header))
+        if each.value
+    ]
+
+
+def internal_transfers(calls: Iterable[InternalTransfer], block: int) -> list[Transfer]:
+    """The same of the calls inside a block's transactions."""
+    counts: dict[str, int] = {}
+    places: dict[str, int] = {}
+    found = []
+    for each in calls:
+        index = places.setdefault(each.transaction, len(places))
+        item = counts[each.transaction] = counts.get(each.transaction, -1) + 1
+        found.append(
+            Transfer(INTERNAL, b"", each.sender, each.recipient, each.value, 0, each.transaction, index, item, block)
+        )
+    return found
 
 
 def _tx(found: _Transaction) -> MatchTransaction:

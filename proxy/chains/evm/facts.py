@@ -51,10 +51,12 @@ class ChainLog(msgspec.Struct, rename="camel", gc=False):
 
 
 class Receipt(msgspec.Struct, rename="camel", gc=False):
-    """The logs and outcome of one transaction."""
+    """The logs and outcome of one transaction. `status`: 0x0 if it failed; blocks before Byzantium do not say (EIP-658)."""
 
     block_hash: str
     logs: list[ChainLog]
+    transaction_hash: str = ""
+    status: str | None = None
 
 
 class Header(msgspec.Struct, rename="camel", gc=False):
@@ -74,7 +76,7 @@ class BlockFacts:
     """Facts of one block, or of a range of final ones. `hash` and `time` are the last block's, `parent` the first's.
 
     `header` is set for a single block only: ranges are read if only logs are needed. `has_all_logs`: not only those with
-    certain topics.
+    certain topics. `failed`: the hashes of its failed transactions; None if the receipts were not read.
     """
 
     first: int
@@ -87,6 +89,7 @@ class BlockFacts:
     transfers: list[Transfer]
     odd: int
     has_all_logs: bool = False
+    failed: frozenset[str] | None = None
 
     @property
     def blocks(self) -> int:
@@ -95,6 +98,7 @@ class BlockFacts:
 
 read_logs = msgspec.json.Decoder(list[ChainLog]).decode
 read_receipts = msgspec.json.Decoder(list[Receipt]).decode
+read_receipt: Callable[[bytes], Receipt | None] = msgspec.json.Decoder(Receipt | None).decode
 read_header: Callable[[bytes], Header | None] = msgspec.json.Decoder(Header | None).decode
 
 

@@ -17,6 +17,7 @@ class InclusionSink:
     topics: frozenset[str] | None = frozenset((operations.INCLUDED,))
     blocks = False
     transactions = False
+    receipts = False
 
     def __init__(self, chains: Registry) -> None:
         # Any contract can emit such an event: only those of an EntryPoint count.

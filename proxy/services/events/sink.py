@@ -16,6 +16,7 @@ from proxy.services.events.drafting import EventDrafter
 from proxy.services.events.watch import WebhookWatch
 from proxy.services.follower.sinks import StaleRead
 from proxy.store.postgres import events as store
+from proxy.store.postgres import trace_jobs
 from proxy.store.postgres.blocks import BlockId, Followed
 from proxy.store.postgres.events import NewEvent
 from proxy.store.postgres.pool import DatabaseConnection
@@ -50,6 +51,10 @@ class EventSink:
     def transactions(self) -> bool:
         return self._watch.index.has("activity", "mined", "log") or self._watch.index.has_selectors
 
+    @property
+    def receipts(self) -> bool:
+        return False
+
     # Writing
 
     async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
@@ -63,7 +68,7 @@ class EventSink:
             new += self._events(piece)
         await self._drafter.add(connection, new)
         if self._watch.index.has("internal"):
-            await store.add_jobs(connection, network.id, [(piece.last, piece.hash) for piece in found])
+            await trace_jobs.add(connection, network.id, [(piece.last, piece.hash) for piece in found])
         await store.release(connection, network.id, found[-1].last)
 
     def _check(self, found: Sequence[BlockFacts]) -> None:

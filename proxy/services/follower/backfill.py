@@ -6,7 +6,8 @@ blocks are skipped later, so an interrupted back-fill resumes where it stopped, 
 logs of contracts that were covered alone.
 
 The history of transfers has the same rule for each of its categories, with a first block of its own: the one from which on the
-follower writes the category. A back-fill of one contract adds holdings only.
+follower writes the category. A back-fill of one contract adds holdings only. Tokens are read by ranges of logs; native and
+internal transfers need the transactions, receipts and traces of each block.
 """
 
 from __future__ import annotations
@@ -17,18 +18,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from proxy.chains.evm import facts
+from proxy.chains.evm import activity, facts
 from proxy.chains.evm.facts import BlockFacts, ChainLog
-from proxy.core.holdings import HoldingChanges
-from proxy.core.transfer_history import blocks_per_table
-from proxy.services.follower.block_reader import BlockReader
+from proxy.chains.evm.matching import InternalTransfer
+from proxy.core.holdings import HoldingChanges, Transfer
+from proxy.core.transfer_history import INTERNAL, NATIVE, OF_LOGS, blocks_per_table
+from proxy.errors import Fault
+from proxy.services.follower.block_reader import BlockReader, ReadFailed
 from proxy.services.follower.network_follower import begin
 from proxy.services.follower.sinks import BlockHistory
+from proxy.services.rpc.calls import RpcError
+from proxy.services.rpc.traces import MalformedTrace, TraceReader
 from proxy.store.postgres import blocks, holdings, transfers
 from proxy.store.postgres.blocks import BlockStore, Followed, LeaderSession
+from proxy.store.postgres.pool import DatabaseConnection
 
 # Ranges read ahead of the writing.
 AHEAD = 3
+# Blocks of a range, and those read at the same time, if each is read on its own.
+COIN_BLOCKS, BLOCKS_AT_ONCE = 64, 8
 ALL = b""
 
 
@@ -53,6 +61,23 @@ class Missing:
     holdings: bool
     categories: frozenset[int]
 
+    @property
+    def needs_logs(self) -> bool:
+        return self.holdings or bool(self.categories & OF_LOGS)
+
+    @property
+    def needs_blocks(self) -> bool:
+        """Whether each block is read on its own."""
+        return bool(self.categories - OF_LOGS)
+
+
+@dataclass(slots=True)
+class Coins:
+    """Transfers of coins, and the hash and time of each block."""
+
+    transfers: list[Transfer] = field(default_factory=list)
+    places: dict[int, tuple[bytes, int]] = field(default_factory=dict)
+
 
 @dataclass(slots=True)
 class Backfill:
@@ -60,6 +85,7 @@ class Backfill:
     the transfers that are kept."""
 
     reader: BlockReader
+    traces: TraceReader
     store: BlockStore
     start: int | None
     contract: bytes = ALL
@@ -129,30 +155,61 @@ class Backfill:
     ) -> None:
         """Read a few ranges ahead while others are written."""
         ranges = self._ranges(parts)
-        window: deque[tuple[Missing, asyncio.Task[BlockFacts]]] = deque()
+        window: deque[tuple[Missing, asyncio.Task[tuple[BlockFacts | None, Coins]]]] = deque()
         while True:
             while len(window) < AHEAD and (part := next(ranges, None)):
-                window.append((part, group.create_task(self.reader.blocks(part.first, part.last))))
+                window.append((part, group.create_task(self._read(part))))
             if not window:
                 return
             part, reading = window.popleft()
-            await self._write(term, part, await reading)
+            await self._write(term, part, *await reading)
             report(self.progress)
+
+    async def _read(self, part: Missing) -> tuple[BlockFacts | None, Coins]:
+        found = await self.reader.blocks(part.first, part.last) if part.needs_logs else None
+        coins = Coins()
+        if part.needs_blocks:
+            for first in range(part.first, part.last + 1, BLOCKS_AT_ONCE):
+                numbers = range(first, min(first + BLOCKS_AT_ONCE, part.last + 1))
+                await asyncio.gather(*(self._read_coins(part, number, coins) for number in numbers))
+        return found, coins
+
+    async def _read_coins(self, part: Missing, number: int, coins: Coins) -> None:
+        moved: list[Transfer] = []
+        if NATIVE in part.categories:
+            header, failed = await self.reader.outcomes(number)
+            moved += activity.native_transfers(header, failed)
+        else:
+            header = await self.reader.existing_header(number)
+        name = bytes.fromhex(header.hash[2:])
+        if INTERNAL in part.categories:
+            moved += activity.internal_transfers(await self._calls(number, name), number)
+        if moved:
+            coins.transfers += moved
+            coins.places[number] = name, int(header.timestamp, 16)
+
+    async def _calls(self, number: int, name: bytes) -> list[InternalTransfer]:
+        try:
+            return await self.traces.calls(number, name)
+        except (RpcError, MalformedTrace, Fault) as exc:
+            raise ReadFailed(
+                f"block {number} cannot be traced ({exc}): add an upstream that serves debug_traceBlockByHash or trace_block, "
+                "or remove `internal` from follower.transfers"
+            ) from None
 
     def _ranges(self, parts: Sequence[Missing]) -> Iterator[Missing]:
         for part in parts:
             first = part.first
             while first <= part.last:
-                last = min(first + self.reader.range_size.blocks - 1, part.last)
+                most = self.reader.range_size.blocks
+                last = min(first + (min(most, COIN_BLOCKS) if part.needs_blocks else most) - 1, part.last)
                 yield replace(part, first=first, last=last)
                 first = last + 1
 
-    async def _write(self, term: LeaderSession, part: Missing, found: BlockFacts) -> None:
-        moved, odd = found.transfers, found.odd
-        if self._covered:
+    async def _write(self, term: LeaderSession, part: Missing, found: BlockFacts | None, coins: Coins) -> None:
+        moved, odd = ([], 0) if found is None else (found.transfers, found.odd)
+        if self._covered and found is not None:
             moved, odd = facts.transfers_of(log for log in found.logs if not self._is_covered(log))
-        history = BlockHistory(term.number, part.categories)
-        history.add(found)
         changes = HoldingChanges()
         changes.add(moved)
         ends = (part.first, part.last)
@@ -162,11 +219,11 @@ class Backfill:
                 await holdings.add(connection, term.number, changes)
                 await blocks.cover(connection, term.number, self.contract, ranges=[ends])
             if part.categories:
-                await transfers.write(connection, term.number, history.blocks(), history.rows)
+                await _write_history(connection, term.number, part, found, coins)
                 await transfers.cover(connection, term.number, part.categories, blocks=ends)
-        self.progress.done += found.blocks
-        self.progress.block = found.last
-        self.progress.transfers += len(moved)
+        self.progress.done += part.last - part.first + 1
+        self.progress.block = part.last
+        self.progress.transfers += len(moved) + len(coins.transfers)
         self.progress.odd += odd
 
     def _is_covered(self, log: ChainLog) -> bool:
@@ -176,6 +233,21 @@ class Backfill:
             return False
         number = int(log.block_number, 16)
         return any(low <= number <= high for low, high in ranges)
+
+
+async def _write_history(
+    connection: DatabaseConnection, network: int, part: Missing, found: BlockFacts | None, coins: Coins
+) -> None:
+    """Add transfers to blocks that may have transfers of other categories already."""
+    moved = [] if found is None else [each for each in found.transfers if each.standard in part.categories]
+    known = await transfers.transactions_of(connection, network, {each.block for each in (*moved, *coins.transfers)})
+    history = BlockHistory(network, part.categories, known)
+    if found is not None:
+        history.add(found, moved)
+    history.add_places(coins.places)
+    history.add_transfers(coins.transfers)
+    await transfers.write(connection, network, history.blocks(), history.rows)
+    await transfers.extend(connection, network, history.extended())
 
 
 def _pieces(holdings: Sequence[tuple[int, int]], categories: Mapping[int, Sequence[tuple[int, int]]]) -> list[Missing]:

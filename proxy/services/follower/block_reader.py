@@ -10,8 +10,8 @@ contains the topics of its logs: if it contradicts an empty list, the block's re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -32,6 +32,8 @@ from proxy.services.rpc.networks import Route
 EMPTY_RETRIES = 3
 # Headers of a range that are read at the same time.
 HEADERS_AT_ONCE = 16
+# Receipts of a block that are read at the same time, from upstreams that cannot return them together.
+RECEIPTS_AT_ONCE = 16
 # Bounds memory: blocks with an empty reply. Usually a few, but dropped blocks stay.
 MAX_DOUBTED = 1000
 
@@ -46,10 +48,12 @@ class ReadFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BlockDemand:
-    """The data that the sinks need: logs with these first topics (None: all logs), and with `full`, full transactions."""
+    """The data that the sinks need: logs with these first topics (None: all logs), with `full`, full transactions, and with
+    `receipts`, the outcomes of the transactions."""
 
     topics: frozenset[str] | None
     full: bool = False
+    receipts: bool = False
 
 
 class _Query:
@@ -135,6 +139,11 @@ class BlockReader:
         if header is None or int(header.number, 16) != number:
             raise ReadFailed(f"block {number} does not exist yet")
         await self._find_parent(header, number)
+        if query.demand.receipts:
+            receipts = await self.receipts(header, number)
+            logs = [log for receipt in receipts for log in receipt.logs if query.matches(log)]
+            found = _checked(header, header, logs, alone=True, has_all_logs=query.demand.topics is None)
+            return replace(found, failed=failed_of(receipts))
         logs = await self._logs_of(header, number, query.members)
         if not logs and query.may_match(header):
             verified = await self._verify_empty(header, number, query)
@@ -142,6 +151,40 @@ class BlockReader:
                 self._doubt(header, number)
             logs = verified or []
         return _checked(header, header, logs, alone=True, has_all_logs=query.demand.topics is None)
+
+    async def outcomes(self, number: int) -> tuple[Header, frozenset[str]]:
+        """One block with its transactions, and the hashes of those that failed."""
+        header = _header(await self._call("eth_getBlockByNumber", b'["0x%x",true]' % number, least_head=number))
+        if header is None or int(header.number, 16) != number:
+            raise ReadFailed(f"block {number} does not exist yet")
+        return header, failed_of(await self.receipts(header, number))
+
+    async def receipts(self, header: Header, number: int) -> list[Receipt]:
+        """The receipts of all transactions of a block."""
+        names = _hashes(header)
+        if not names:
+            return []
+        try:
+            found = _receipts(await self._call("eth_getBlockReceipts", b'["0x%x"]' % number, least_head=number))
+        except ReadFailed as exc:
+            if not exc.error or upstream_errors.classify(exc.error).kind != "unsupported":
+                raise
+            found = []
+            for at in range(0, len(names), RECEIPTS_AT_ONCE):
+                found += await asyncio.gather(*(self._receipt(each, number) for each in names[at:][:RECEIPTS_AT_ONCE]))
+        if len(found) != len(names) or any(receipt.block_hash != header.hash for receipt in found):
+            raise ReadFailed(f"the receipts of block {number} are incomplete or belong to another block")
+        return found
+
+    async def _receipt(self, name: str, number: int) -> Receipt:
+        result = await self._call("eth_getTransactionReceipt", b'["%b"]' % name.encode(), least_head=number)
+        try:
+            found = facts.read_receipt(result)
+        except msgspec.DecodeError as exc:
+            raise ReadFailed(f"malformed receipt: {exc}") from None
+        if found is None:
+            raise ReadFailed(f"the receipt of transaction {name} is missing")
+        return found
 
     async def _logs_of(self, header: Header, number: int, members: bytes) -> list[ChainLog]:
         comma = b"," if members else b""
@@ -174,7 +217,7 @@ class BlockReader:
         query = self._query()
         try:
             async with asyncio.TaskGroup() as group:
-                ends = [group.create_task(self._existing_header(number)) for number in {first, last}]
+                ends = [group.create_task(self.existing_header(number)) for number in {first, last}]
                 found = group.create_task(self._logs(LogRange(first, last, query.members)))
         except BaseExceptionGroup as failed:
             # The first failure; the other tasks were cancelled because of it.
@@ -197,7 +240,7 @@ class BlockReader:
         wanted = sorted(missing - found.keys())
         for at in range(0, len(wanted), HEADERS_AT_ONCE):
             part = wanted[at : at + HEADERS_AT_ONCE]
-            found |= zip(part, await asyncio.gather(*map(self._existing_header, part)), strict=True)
+            found |= zip(part, await asyncio.gather(*map(self.existing_header, part)), strict=True)
         for log in logs:
             header = found.get(int(log.block_number, 16)) if log.block_timestamp is None else None
             if header is not None and header.hash != log.block_hash:
@@ -216,9 +259,9 @@ class BlockReader:
     async def _find_parent(self, header: Header, number: int) -> None:
         """Replace a parent hash that the upstream does not know by the hash of the block before."""
         if header.parent_hash == UNKNOWN_PARENT and number:
-            header.parent_hash = (await self._existing_header(number - 1)).hash
+            header.parent_hash = (await self.existing_header(number - 1)).hash
 
-    async def _existing_header(self, number: int) -> Header:
+    async def existing_header(self, number: int) -> Header:
         header = await self.header(number)
         if header is None:
             raise ReadFailed(f"block {number} does not exist yet")
@@ -282,6 +325,28 @@ def _receipts(result: bytes) -> list[Receipt]:
         return facts.read_receipts(result)
     except msgspec.DecodeError as exc:
         raise ReadFailed(f"malformed receipts: {exc}") from None
+
+
+def failed_of(receipts: Iterable[Receipt]) -> frozenset[str]:
+    """The hashes of the transactions that failed."""
+    return frozenset(
+        each.transaction_hash for each in receipts if each.status is not None and int(each.status, 16) == 0
+    )
+
+
+class _Named(msgspec.Struct, gc=False):
+    hash: str
+
+
+_read_hashes = msgspec.json.Decoder(list[str | _Named]).decode
+
+
+def _hashes(header: Header) -> list[str]:
+    """The hashes of a block's transactions, which are whole or hashes only."""
+    try:
+        return [each if isinstance(each, str) else each.hash for each in _read_hashes(header.transactions)]
+    except msgspec.DecodeError as exc:
+        raise ReadFailed(f"malformed transactions: {exc}") from None
 
 
 def _checked(

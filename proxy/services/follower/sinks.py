@@ -7,15 +7,19 @@ never undone. A sink must use nothing but the connection it is given, because th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Protocol
 
 from proxy import telemetry
+from proxy.chains.evm import activity
 from proxy.chains.evm.facts import TOPICS, BlockFacts
+from proxy.chains.evm.matching import InternalTransfer
 from proxy.core.holdings import HoldingChanges, Transfer
-from proxy.store.postgres import blocks, holdings, transfers
+from proxy.core.transfer_history import INTERNAL, NATIVE
+from proxy.store.postgres import blocks, holdings, trace_jobs, transfers
 from proxy.store.postgres.blocks import BlockId, Followed
 from proxy.store.postgres.pool import DatabaseConnection
+from proxy.store.postgres.trace_jobs import TraceJob
 from proxy.store.postgres.transfers import BlockRow
 
 
@@ -30,7 +34,7 @@ class IndexIncomplete(Exception):
 class FollowerSink(Protocol):
     """`topics`: the first topics of the logs it needs; None means all logs. `blocks`: whether it needs every block on its own,
     with the header; without such a sink old blocks come in ranges. `transactions`: whether it needs full transactions in the
-    headers. All of these may change at any time."""
+    headers. `receipts`: whether it needs to know which transactions failed. All of these may change at any time."""
 
     @property
     def topics(self) -> frozenset[str] | None: ...
@@ -38,6 +42,8 @@ class FollowerSink(Protocol):
     def blocks(self) -> bool: ...
     @property
     def transactions(self) -> bool: ...
+    @property
+    def receipts(self) -> bool: ...
 
     async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
         """Write the facts of blocks, in order. A block with a header may be undone later, a range is not."""
@@ -60,6 +66,7 @@ class HoldingsSink:
     topics: frozenset[str] | None = TOPICS
     blocks = False
     transactions = False
+    receipts = False
 
     async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
         if not network.indexes_holdings:
@@ -101,6 +108,7 @@ class NoHoldingsSink:
     topics: frozenset[str] | None = frozenset()
     blocks = False
     transactions = False
+    receipts = False
 
     async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
         await blocks.leave_out_holdings(connection, network.number)
@@ -118,11 +126,13 @@ class NoHoldingsSink:
 
 
 class TransfersSink:
-    """Keeps the history of one network's transfers, of the given categories."""
+    """Keeps the history of one network's transfers, of the given categories.
+
+    Tokens come from logs, native transfers from transactions and their receipts. Internal transfers need traces, which take
+    long: the sink only stores a trace job for each block, and the block is not complete until `write_calls` ends the job.
+    """
 
     topics: frozenset[str] | None = TOPICS
-    blocks = False
-    transactions = False
 
     def __init__(self, categories: Collection[int], *, span: int, keep: int = 0) -> None:
         """`span`: the blocks per table of a network without any. `keep`: the blocks whose transfers are kept; 0: all."""
@@ -133,19 +143,55 @@ class TransfersSink:
     def __repr__(self) -> str:
         return f"<TransfersSink of {sorted(self.categories)}>"
 
+    @property
+    def blocks(self) -> bool:
+        return bool(self.categories & {NATIVE, INTERNAL})
+
+    @property
+    def transactions(self) -> bool:
+        return NATIVE in self.categories
+
+    receipts = transactions
+
     async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
         first, last = found[0].first, found[-1].last
         if self.categories:
             await transfers.open_tables(connection, network.number, first, last + transfers.AHEAD, span=self._span)
-        await transfers.follow(connection, network.number, self.categories, at=first)
+        await transfers.follow(connection, network.number, self.categories - {INTERNAL}, at=first)
         history = BlockHistory(network.number, self.categories)
         for piece in found:
             history.add(piece)
+            if NATIVE in self.categories:
+                history.add(piece, _native(piece))
         await transfers.write(connection, network.number, history.blocks(), history.rows)
+        if INTERNAL in self.categories:
+            await trace_jobs.add(connection, network.id, [(piece.last, piece.hash) for piece in found])
+
+    async def hold(self, connection: DatabaseConnection) -> None:
+        """Nothing to lock."""
+
+    async def write_calls(
+        self, connection: DatabaseConnection, network: str, job: TraceJob, calls: Sequence[InternalTransfer]
+    ) -> None:
+        """Write the internal transfers of a block, in the transaction that ends its trace job."""
+        if INTERNAL not in self.categories:
+            return
+        number = await transfers.number_of(connection, network)
+        known = await transfers.transactions_of(connection, number, [job.block])
+        # Written while internal transfers were not kept: a back-fill adds them.
+        if job.block not in known:
+            return
+        history = BlockHistory(number, {INTERNAL}, known)
+        history.add_transfers(activity.internal_transfers(calls, job.block))
+        await transfers.write(connection, number, history.blocks(), history.rows)
+        await transfers.extend(connection, number, history.extended())
+        await transfers.cover(connection, number, {INTERNAL}, blocks=(job.block, job.block))
 
     async def undo(
         self, connection: DatabaseConnection, network: Followed, stays: BlockId, removed: Sequence[BlockId]
     ) -> None:
+        # First, because a block whose job is being finished has to be written before it can be removed.
+        await trace_jobs.drop(connection, network.id, above=stays.number)
         await transfers.take_back(connection, network.number, stays.number)
 
     async def settle(self, connection: DatabaseConnection, network: Followed, below: int) -> None:
@@ -153,27 +199,47 @@ class TransfersSink:
             await transfers.expire_below(connection, network.number, below - self._keep)
 
     async def forget(self, connection: DatabaseConnection, network: Followed) -> None:
+        await trace_jobs.drop(connection, network.id, above=-1)
         await transfers.delete_network(connection, network.number)
 
 
-class BlockHistory:
-    """The rows of blocks and of their transfers."""
+def _native(piece: BlockFacts) -> list[Transfer]:
+    if piece.header is None or piece.failed is None or not activity.is_whole(piece.header):
+        raise StaleRead
+    return activity.native_transfers(piece.header, piece.failed)
 
-    def __init__(self, network: int, categories: Set[int]) -> None:
+
+class BlockHistory:
+    """The rows of blocks and of their transfers. `known`: the blocks that have rows already, each with the hashes of its
+    transactions."""
+
+    def __init__(self, network: int, categories: Set[int], known: Mapping[int, bytes] | None = None) -> None:
         self._network = network
         self._categories = categories
         self._places: dict[int, tuple[bytes, int]] = {}
-        self._hashes: dict[int, dict[str, int]] = {}
+        self._hashes = {number: _positions(hashes) for number, hashes in (known or {}).items()}
+        self._known = {number: len(hashes) for number, hashes in self._hashes.items()}
         self.rows: list[bytes] = []
 
     def __repr__(self) -> str:
         return f"<BlockHistory of {len(self.rows)} transfers>"
 
     def add(self, piece: BlockFacts, moved: Sequence[Transfer] | None = None) -> None:
-        """Add the transfers of a block or range, by default all of them."""
+        """Add the transfers of a block or range, by default those of its tokens. If internal transfers are kept, every block
+        gets a row, to which they can be added later."""
         self._places |= _places_of(piece)
+        if INTERNAL in self._categories and piece.header is not None:
+            self._hashes.setdefault(piece.last, {})
+        self.add_transfers(piece.transfers if moved is None else moved)
+
+    def add_places(self, places: Mapping[int, tuple[bytes, int]]) -> None:
+        """Add the hashes and times of blocks."""
+        self._places |= places
+
+    def add_transfers(self, moved: Iterable[Transfer]) -> None:
+        """Add transfers of blocks that are known."""
         network, categories, hashes, rows = self._network, self._categories, self._hashes, self.rows
-        for transfer in piece.transfers if moved is None else moved:
+        for transfer in moved:
             if transfer.standard not in categories:
                 continue
             found = hashes.get(transfer.block)
@@ -183,11 +249,28 @@ class BlockHistory:
             rows.append(transfers.packed(network, tx, transfer))
 
     def blocks(self) -> list[BlockRow]:
-        """The blocks that have transfers."""
+        """The blocks that get a row."""
         return [
-            BlockRow(number, *self._places[number], b"".join(bytes.fromhex(each[2:]) for each in hashes))
+            BlockRow(number, *self._places[number], _joined(hashes))
             for number, hashes in self._hashes.items()
+            if number not in self._known
         ]
+
+    def extended(self) -> dict[int, bytes]:
+        """The blocks that had a row and get more transactions, each with the hashes of all."""
+        return {
+            number: _joined(self._hashes[number])
+            for number, count in self._known.items()
+            if len(self._hashes[number]) > count
+        }
+
+
+def _positions(hashes: bytes) -> dict[str, int]:
+    return {"0x" + hashes[at : at + 32].hex(): at // 32 for at in range(0, len(hashes), 32)}
+
+
+def _joined(hashes: Iterable[str]) -> bytes:
+    return b"".join(bytes.fromhex(each[2:]) for each in hashes)
 
 
 def _places_of(piece: BlockFacts) -> dict[int, tuple[bytes, int]]:

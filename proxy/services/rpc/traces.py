@@ -1,7 +1,8 @@
 """Calls inside a block's transactions, which only traces show.
 
 Tracing is slow and not every upstream supports it. A block is traced with the cheapest method that the network's upstreams
-support: the whole block by geth's tracer, the whole block by Parity's, or transaction by transaction. The method that worked is
+support: the whole block by geth's tracer, the whole block by Parity's (under Arbitrum's name for its oldest blocks too), or
+transaction by transaction. The method that worked is
 used for a while; then the better ones are tried again, because upstreams change.
 
 The traces of a block are many megabytes. They are decoded transaction by transaction, with a pause in between.
@@ -30,6 +31,8 @@ KEEP_S = 600.0
 STEP_BYTES = 16_384
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _TRACER = {"tracer": "callTracer"}
+# The method for blocks from before Arbitrum's Nitro upgrade, which geth's tracer cannot read.
+ARBITRUM = "arbtrace_block"
 TraceMethods = tuple[Callable[[int, str], Awaitable[list[InternalTransfer]]], ...]
 
 
@@ -51,6 +54,8 @@ class TraceReader:
         self._network = network
         self._internal_calls = internal_calls
         self._best: TraceMethods = (self._by_tracer, self._by_list, self._one_by_one)
+        if ARBITRUM in internal_calls.route(network).policies:
+            self._best = (*self._best[:2], self._by_arbitrum, *self._best[2:])
         self._methods: TraceMethods = self._best
         self._chosen = 0.0
 
@@ -60,6 +65,9 @@ class TraceReader:
     async def calls(self, block: int, block_hash: bytes) -> list[InternalTransfer]:
         """Trace a block with the first method that works. Raises RpcError or MalformedTrace if none does, and a Fault if no
         upstream replies."""
+        if block == 0:
+            # It has no transactions, and geth refuses to trace it.
+            return []
         if time.monotonic() - self._chosen > KEEP_S:
             self._methods = self._best
         for index, method in enumerate(self._methods):
@@ -84,8 +92,8 @@ class TraceReader:
             found += [call for each in part for call in activity.calls_of_tree(each["txHash"], each["result"])]
         return found
 
-    async def _by_list(self, block: int, block_hash: str) -> list[InternalTransfer]:
-        raw = await self._internal_calls.raw(self._network, "trace_block", hex(block), fresh=True)
+    async def _by_list(self, block: int, block_hash: str, *, method: str = "trace_block") -> list[InternalTransfer]:
+        raw = await self._internal_calls.raw(self._network, method, hex(block), fresh=True)
         found: list[InternalTransfer] = []
         # The traces of one transaction are read together: a reverted call undoes those below it.
         open_: list[Any] = []
@@ -98,6 +106,9 @@ class TraceReader:
                 found += activity.calls_of_list([each for each in open_ if each.get("transactionHash") != last])
                 open_ = [each for each in open_ if each.get("transactionHash") == last]
         return found + activity.calls_of_list(open_)
+
+    async def _by_arbitrum(self, block: int, block_hash: str) -> list[InternalTransfer]:
+        return await self._by_list(block, block_hash, method=ARBITRUM)
 
     async def _one_by_one(self, _: int, block_hash: str) -> list[InternalTransfer]:
         block = await self._internal_calls.call(self._network, "eth_getBlockByHash", block_hash, False)

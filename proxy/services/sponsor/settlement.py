@@ -45,6 +45,7 @@ class SettlementSink:
     topics: frozenset[str] | None = TOPICS
     blocks = False
     transactions = False
+    receipts = False
 
     def __init__(self, networks: Iterable[Network], payers: Mapping[str, Set[bytes]]) -> None:
         """`payers`: the addresses of our paymasters, by network."""

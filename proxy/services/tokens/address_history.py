@@ -22,13 +22,14 @@ from proxy.core.transfer_history import (
     PageStart,
     TransferFilter,
     cursor_of,
+    has_failed,
     index_of,
 )
 from proxy.errors import NotFound, Unavailable
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.tokens.token_contracts import TokenContracts
-from proxy.store.postgres.transfers import StoredTransfer, TransferPage, TransferStore
+from proxy.store.postgres.transfers import CompleteBlocks, StoredTransfer, TransferPage, TransferStore
 
 TransferSide = Literal["in", "out", "both"]
 _SIDES: dict[TransferSide, tuple[bool, bool]] = {"in": (False, True), "out": (True, False), "both": (True, True)}
@@ -39,14 +40,14 @@ _FUNGIBLE = 20
 
 @dataclass(frozen=True, slots=True)
 class HistoryPage:
-    """Transfers, and how far the index goes. `next`: the cursor of the next page. `complete_from`: by category."""
+    """Transfers, and how far the index goes. `next`: the cursor of the next page. `complete`: by category."""
 
     transfers: list[StoredTransfer]
     tokens: Mapping[bytes, TokenInfo]
     next: str | None
     block: int
     final: int
-    complete_from: Mapping[int, int | None]
+    complete: Mapping[int, CompleteBlocks]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -100,15 +101,15 @@ class TransferHistory:
         return await self.store.block_at(network.id, time)
 
     async def _page(self, network: Network, read: Callable[[int], Awaitable[TransferPage]]) -> HistoryPage:
-        async def both() -> tuple[TransferPage, Mapping[int, int | None]]:
+        async def both() -> tuple[TransferPage, Mapping[int, CompleteBlocks]]:
             head = (await self.contracts.indexed(network)).block
             return await read(head), await self.store.coverage(network.id)
 
-        (page, complete_from), block = await self.contracts.at_one_block(network, both)
+        (page, complete), block = await self.contracts.at_one_block(network, both)
         tokens = await self._tokens(network, page.transfers, block)
         final = self.calls.route(network).heads.final
         after = None if page.next is None else cursor_of(page.next)
-        return HistoryPage(page.transfers, tokens, after, block, final, complete_from)
+        return HistoryPage(page.transfers, tokens, after, block, final, complete)
 
     async def _tokens(self, network: Network, found: Sequence[StoredTransfer], block: int) -> Mapping[bytes, TokenInfo]:
         contracts = sorted({each.contract for each in found if each.contract})
@@ -123,9 +124,13 @@ def _block_of(receipt: Mapping[str, Any]) -> tuple[int, bytes]:
         raise Unavailable("the receipt does not name the transaction's block; try again shortly") from None
 
 
-def complete_from(page: HistoryPage, categories: Iterable[int]) -> dict[str, int | None]:
-    """The block from which on each category is complete; null if it is not kept."""
-    return {NAMES[each]: page.complete_from.get(each) for each in sorted(categories)}
+def completeness(page: HistoryPage, categories: Iterable[int]) -> dict[str, dict[str, int | None]]:
+    """The first and last block between which each category is complete; null if it is not kept."""
+    blocks = {NAMES[each]: page.complete.get(each) for each in sorted(categories)}
+    return {
+        "complete_from": {name: None if found is None else found.first for name, found in blocks.items()},
+        "complete_to": {name: None if found is None else found.last for name, found in blocks.items()},
+    }
 
 
 def listed(network: Network, chain: str, page: HistoryPage, of: bytes | None = None) -> list[dict[str, Any]]:
@@ -154,8 +159,15 @@ def _item(network: Network, chain: str, page: HistoryPage, moved: StoredTransfer
         "category": NAMES[moved.category],
         "standard": STANDARDS.get(moved.category),
         "direction": None if of is None else _direction(moved, of),
-        "status": "final" if block <= page.final else "included",
+        "status": _status(page, moved),
     }
+
+
+def _status(page: HistoryPage, moved: StoredTransfer) -> str:
+    block, place = moved.position
+    if has_failed(moved.category, place):
+        return "failed"
+    return "final" if block <= page.final else "included"
 
 
 def described(

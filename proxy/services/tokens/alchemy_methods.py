@@ -2,7 +2,7 @@
 
 Names and forms are those of Alchemy's reference: numbers in hex, `external` for coins of transactions. Two differences are on
 purpose: a category that the service does not keep is an error and not an empty list, and each token of an ERC-1155 batch is a
-transfer of its own.
+transfer of its own. Coins of failed transactions are left out.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from proxy.core.transfer_history import (
     OF_LOGS,
     PageStart,
     TransferFilter,
+    has_failed,
     index_of,
     item_of,
     position_of,
@@ -107,7 +108,8 @@ class AlchemyMethods:
             found += [
                 _transfer(network, page, each, has_metadata=asked.has_metadata)
                 for each in page.transfers
-                if asked.recipient is None or each.recipient == asked.recipient
+                if (asked.recipient is None or each.recipient == asked.recipient)
+                and not has_failed(each.category, each.position.place)
             ]
             if page.next is None:
                 break
@@ -247,7 +249,7 @@ async def _pay(price: int) -> None:
 
 def _require_kept(network: Network, page: HistoryPage, categories: Sequence[int]) -> None:
     for each in categories:
-        if page.complete_from.get(each) is None:
+        if each not in page.complete:
             name = _NAMES[each]
             raise InvalidRequest(
                 f"category: transfers of {name} are not kept for {network.id}; its operator can add them"

@@ -70,15 +70,6 @@ class WithdrawnEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class TraceJob:
-    """A block to trace for internal transfers."""
-
-    block: int
-    hash: bytes
-    tries: int
-
-
-@dataclass(frozen=True, slots=True)
 class MinedLookup:
     """A transaction that a webhook has named and that may be mined already."""
 
@@ -239,7 +230,7 @@ async def complete(
 
 async def withdraw(connection: DatabaseConnection, network: str, above: int) -> list[WithdrawnEvent]:
     """Withdraw the events of removed blocks: delete the unsent ones and return those that may have been sent."""
-    await connection.execute(sql.events.drop_jobs, network, above)
+    await connection.execute(sql.trace_jobs.drop, network, above)
     await connection.execute(sql.events.drop_unsent, network, above)
     rows = await connection.fetch(sql.events.take_back, network, above)
     return [WithdrawnEvent(row["id"], row["webhook_id"], row["body"]) for row in rows]
@@ -247,7 +238,7 @@ async def withdraw(connection: DatabaseConnection, network: str, above: int) -> 
 
 async def reset(connection: DatabaseConnection, network: str) -> None:
     """Delete the network's trace jobs and unsent events."""
-    await connection.execute(sql.events.drop_jobs, network, -1)
+    await connection.execute(sql.trace_jobs.drop, network, -1)
     await connection.execute(sql.events.delete_unready, network)
 
 
@@ -261,28 +252,6 @@ async def add_test(
 ) -> None:
     """Add a test event with a delivery that is due immediately."""
     await connection.execute(sql.events.add_test, event_id, webhook, network, named, body)
-
-
-# Blocks to trace
-
-
-async def add_jobs(connection: DatabaseConnection, network: str, blocks: Sequence[tuple[int, bytes]]) -> None:
-    await connection.execute(sql.events.add_jobs, network, [each[0] for each in blocks], [each[1] for each in blocks])
-    await notify(connection, network)
-
-
-async def jobs(connection: DatabaseConnection, network: str, *, limit: int) -> list[TraceJob]:
-    rows = await connection.fetch(sql.events.list_jobs, network, limit)
-    return [TraceJob(row["block"], row["block_hash"], row["tries"]) for row in rows]
-
-
-async def end_job(connection: DatabaseConnection, network: str, job: TraceJob) -> bool:
-    """Delete the job. Returns False if its block was removed; otherwise the block stays until the transaction ends."""
-    return await connection.fetchval(sql.events.end_job, network, job.block, job.hash) is not None
-
-
-async def count_try(connection: DatabaseConnection, network: str, job: TraceJob) -> None:
-    await connection.execute(sql.events.count_try, network, job.block, job.hash)
 
 
 # Watching of mempools

@@ -10,6 +10,7 @@ import io
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import asyncpg
 
@@ -56,6 +57,13 @@ class StoredTransfer:
     token_id: int
 
 
+class CompleteBlocks(NamedTuple):
+    """A range of blocks without gaps."""
+
+    first: int
+    last: int
+
+
 @dataclass(frozen=True, slots=True)
 class TransferPage:
     """Transfers in order. `next` is where the next page starts; None if there are no more."""
@@ -75,10 +83,10 @@ class TransferStore:
     def __repr__(self) -> str:
         return f"<TransferStore of {self._index!r}>"
 
-    async def coverage(self, network: str) -> dict[int, int | None]:
-        """For each category that is kept, the block from which on it is complete."""
+    async def coverage(self, network: str) -> dict[int, CompleteBlocks]:
+        """For each category that is kept, the newest blocks that have all of its transfers."""
         rows = await self._index.fetch(sql.transfers.coverage, network)
-        return {row["category"]: row["complete_from"] for row in rows}
+        return {row["category"]: CompleteBlocks(row["first"], row["last"]) for row in rows}
 
     async def of_address(
         self, network: str, address: bytes, sides: tuple[bool, bool], wanted: TransferFilter, start: PageStart
@@ -147,9 +155,7 @@ class TransferStore:
     ) -> list[StoredTransfer] | None:
         """The transfers of a transaction in this block; None if the index has another block there."""
         rows = await self._fetch(network, sql.transfers.hashes, block)
-        if not rows:
-            return []
-        if rows[0]["hash"] != block_hash:
+        if rows[0]["hash"] not in (None, block_hash):
             return None
         hashes = rows[0]["transactions"]
         known = [hashes[at : at + 32] for at in range(0, len(hashes), 32)]
@@ -230,12 +236,31 @@ async def write(
     connection: DatabaseConnection, network: int, blocks: Sequence[BlockRow], rows: Sequence[bytes]
 ) -> None:
     """Copy blocks, and transfers as `packed` returned them."""
-    if not rows:
-        return
-    whole = b"".join((_HEADER, *(_packed_block(network, each) for each in blocks), _TRAILER))
-    await connection.copy_to_table("transfer_blocks", source=io.BytesIO(whole), columns=_BLOCK_COLUMNS, format="binary")
-    whole = b"".join((_HEADER, *rows, _TRAILER))
-    await connection.copy_to_table("transfers", source=io.BytesIO(whole), columns=_COLUMNS, format="binary")
+    if blocks:
+        whole = b"".join((_HEADER, *(_packed_block(network, each) for each in blocks), _TRAILER))
+        await connection.copy_to_table(
+            "transfer_blocks", source=io.BytesIO(whole), columns=_BLOCK_COLUMNS, format="binary"
+        )
+    if rows:
+        whole = b"".join((_HEADER, *rows, _TRAILER))
+        await connection.copy_to_table("transfers", source=io.BytesIO(whole), columns=_COLUMNS, format="binary")
+
+
+async def number_of(connection: DatabaseConnection, network: str) -> int:
+    """The number of a network that is followed."""
+    return int(await connection.fetchval(sql.transfers.number_of, network))
+
+
+async def transactions_of(connection: DatabaseConnection, network: int, blocks: Iterable[int]) -> dict[int, bytes]:
+    """The hashes of transactions of those of the blocks that have a row, which is locked."""
+    rows = await connection.fetch(sql.transfers.transactions_of, network, sorted(blocks))
+    return {row["number"]: row["transactions"] for row in rows}
+
+
+async def extend(connection: DatabaseConnection, network: int, blocks: Mapping[int, bytes]) -> None:
+    """Replace the hashes of transactions of blocks that have a row."""
+    if blocks:
+        await connection.execute(sql.transfers.extend, network, [*blocks], [*blocks.values()])
 
 
 async def take_back(connection: DatabaseConnection, network: int, above: int) -> None:

@@ -166,5 +166,5 @@ def _listed(
         "next": page.next,
         "total": len(page.transfers) if is_whole else None,
         "block_number": page.block,
-        "complete_from": address_history.complete_from(page, wanted.categories),
+        **address_history.completeness(page, wanted.categories),
     }

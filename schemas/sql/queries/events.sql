@@ -175,25 +175,6 @@ select id, webhook_id, body from gone;
 -- The network is indexed again from the start: delete events that are not ready to send.
 delete from events where network = $1 and (lacks is not null or after_block is not null);
 
--- add_jobs
-insert into trace_jobs (network, block, block_hash)
-select $1, block, hash from unnest($2::bigint[], $3::bytea[]) as t (block, hash)
-on conflict do nothing;
-
--- list_jobs
--- Blocks that could not be traced come after the others.
-select block, block_hash, tries from trace_jobs where network = $1 order by tries, block limit $2;
-
--- end_job
--- Returns no row if the block was removed.
-delete from trace_jobs where network = $1 and block = $2 and block_hash = $3 returning block;
-
--- count_try
-update trace_jobs set tries = tries + 1 where network = $1 and block = $2 and block_hash = $3;
-
--- drop_jobs
-delete from trace_jobs where network = $1 and block > $2;
-
 -- add_lookups
 insert into mined_lookups (webhook_id, network, tx_hash) select $1, $2, unnest($3::text[]) on conflict do nothing;
 

@@ -34,25 +34,42 @@ insert into transfer_coverage as c (network, category, covered) select $1, unnes
 on conflict (network, category) do update set covered = c.covered + excluded.covered;
 
 -- uncovered
--- Parts of a range in which a category is missing, up to the block from which on the follower writes it.
+-- Parts of a range in which a category is missing, up to the block from which on the follower writes it. Internal transfers (2) are
+-- missing in blocks that have no trace job.
 select wanted.category, lower(part) as first, upper(part) - 1 as last
 from unnest($2::smallint[]) as wanted (category)
     left join transfer_coverage c on c.network = $1 and c.category = wanted.category,
     unnest(
-        int8multirange(int8range($3, greatest($3, least($4 + 1, coalesce(c.since, $5))))) - coalesce(c.covered, '{}'::int8multirange)
+        int8multirange(int8range($3, greatest($3, least($4 + 1, coalesce(c.since, $5))))) - coalesce(c.covered, '{}'::int8multirange) - case
+            when wanted.category = 2 then coalesce((
+                select range_agg(int8range(job.block, job.block, '[]'))
+                from trace_jobs job join followed_networks f on f.network = job.network where f.number = $1
+            ), '{}'::int8multirange)
+            else '{}'::int8multirange
+        end
     ) as part;
 
 -- coverage
--- Per category, the first block from which on all blocks up to the index's are covered.
-select category, (
-    select lower(part) from unnest(covered + case when since is null then '{}' else int8multirange(int8range(since, block, '[]')) end) as part
-    where part @> block
-) as complete_from
-from transfer_coverage join followed_networks on number = transfer_coverage.network
-where followed_networks.network = $1 and block is not null and since <= block;
+-- Per category, the newest range of blocks that is covered without a gap. Internal transfers (2) are written after their blocks, so
+-- they have no `since`, and their range may end before the index's block.
+select category, lower(part) as first, least(upper(part) - 1, block) as last
+from transfer_coverage join followed_networks on number = transfer_coverage.network, lateral (
+    select part from unnest(
+        covered + case when since is null then '{}' else int8multirange(int8range(since, greatest(since, block + 1))) end
+    ) as part
+    order by part desc limit 1
+) as newest
+where followed_networks.network = $1 and block is not null and (since <= block or category = 2);
 
 -- number_of
 select number from followed_networks where network = $1;
+
+-- transactions_of
+select number, transactions from transfer_blocks where network = $1 and number = any($2::bigint[]) order by number for update;
+
+-- extend
+update transfer_blocks set transactions = given.hashes
+from unnest($2::bigint[], $3::bytea[]) as given (block, hashes) where network = $1 and number = block;
 
 -- of_contract
 select block, place, tx, category, sender, recipient, contract, amount, token_id
@@ -70,7 +87,11 @@ from unnest($2::bigint[], $3::integer[]) with ordinality as wanted (block, tx, n
 order by nth;
 
 -- hashes
-select hash, transactions from transfer_blocks where network = $1 and number = $2;
+-- A block without transfers has no row of its own; its hash is known while the chain may drop it.
+select coalesce(b.hash, r.hash) as hash, coalesce(b.transactions, '') as transactions
+from (select 1) as one
+    left join transfer_blocks b on b.network = $1 and b.number = $2
+    left join recent_blocks r on r.network = $1 and r.number = $2;
 
 -- block_at
 select transfers_block_at($1::smallint, $2);
