@@ -243,7 +243,9 @@ def _geth_node(geth: Path, directory: Path, options: Sequence[str]) -> Iterator[
     directory.mkdir(parents=True)
     (directory / "genesis.json").write_text(json.dumps(_FIRST_BLOCK))
     files = ("--datadir", str(directory))
-    subprocess.run([geth, "init", *files, str(directory / "genesis.json")], check=True, capture_output=True)
+    # The first block is stored in the scheme that all others will have.
+    scheme = options[options.index("--state.scheme") :][:2] if "--state.scheme" in options else ()
+    subprocess.run([geth, "init", *files, *scheme, str(directory / "genesis.json")], check=True, capture_output=True)
     port = str(free_port())
     argv: list[str | Path] = [geth, *files, *_OPTIONS, "--http.port", port, "--ws.port", port, *options]
     with (directory / "log").open("wb") as log:

@@ -21,6 +21,7 @@ import msgspec
 
 from proxy.chains.lookups import NO_LOOKUPS, Lookups
 from proxy.core.caching import Lifetime
+from proxy.core.data_bounds import DataKind
 from proxy.core.jsonrpc import STRICT, Dialect
 from proxy.core.upstream_errors import ErrorRule
 
@@ -74,6 +75,7 @@ class Method:
     `span`: that parameter is an object with a first and a last block.
     `history`: the result is a part of the chain's blocks, which upstreams keep when they prune old state: it costs the same at
     every block.
+    `data`: the kind of data that an upstream needs for it. Without it, `blocks` if it is `history`, otherwise `state`.
     `cache`: what identifies the result. `static`: the network alone. `hash`: a hash in the params, so the block in the result
     decides the lifetime. `block`: the block parameter. `head`: only the head. `never`: the result is not cached.
     `cases`: other values of `cache`, by the value of a param.
@@ -106,6 +108,7 @@ class Method:
     block_name: str = ""
     span: bool = False
     history: bool = False
+    data: DataKind | None = None
     cache: CacheRule = "never"
     cases: tuple[CacheCase, ...] = ()
     final_if: FinalResult | None = None
@@ -125,6 +128,10 @@ class Method:
     contract: ContractPlace = "any"
     answer: str = ""
     sample: str = ""
+
+    @property
+    def data_kind(self) -> DataKind:
+        return self.data or ("blocks" if self.history else "state")
 
 
 # The methods of one family, by name.

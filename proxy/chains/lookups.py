@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from proxy.core.data_bounds import DataKind
+
 # A method and its params, for calls that the proxy makes itself.
 UpstreamCall = tuple[str, bytes]
 # The number, the hash and the parent hash of a block. The parent hash is empty if it is not known.
@@ -160,7 +162,8 @@ class Lookups:
     `block`: the block with a given number, in families whose blocks can be replaced by others of the same height.
     `chain`: the identity that the settings of a network name. `first`: something that identifies the chain better, if there is.
     `status`: whether the upstream is syncing, its lowest block, and methods that it does not serve.
-    `archive`: reads the state of an old block, which only an archive has.
+    `bounds`: for each kind of data, a question for that data of the block `number`, whose answer is `found`. `before` is the
+    block before it.
     `subscribe`: subscribes to new heads, and reads notifications as `head` reads results. `slots`: subscribes to numbers of new
     blocks, and reads them.
     """
@@ -172,7 +175,7 @@ class Lookups:
     chain: Lookup | None = None
     first: Lookup | None = None
     status: Lookup | None = None
-    archive: Lookup | None = None
+    bounds: Mapping[DataKind, Lookup] = field(default_factory=dict)
     subscribe: Lookup | None = None
     slots: Lookup | None = None
 

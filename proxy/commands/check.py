@@ -25,7 +25,7 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--connect",
         action="store_true",
-        help="try the database, the cache and each upstream: its chain, head, archive and batches",
+        help="try the database, the cache and each upstream: its chain, head, bounds and batches",
     )
     parser.add_argument("--verbose", action="store_true", help="with --connect: print the effective settings too")
     parser.set_defaults(run=run)

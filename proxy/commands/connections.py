@@ -30,7 +30,7 @@ from proxy.wire.mailer import Mailer, Undelivered
 from proxy.wire.upstream import Upstream, UpstreamConnection
 from proxy.wire.write_buffer import WriteBuffer
 
-COLUMNS = ("part", "state", "chain", "head", "behind", "archive", "batches", "operator", "problem")
+COLUMNS = ("part", "state", "chain", "head", "behind", "bounds", "batches", "operator", "problem")
 CACHE_S = 3.0
 # States that keep the service from working.
 _USELESS = frozenset(("failed", "wrong_chain", "forked", "silent", "unchecked"))
@@ -151,6 +151,7 @@ async def _route(route: Route) -> list[ConnectionRow]:
     tracker = Tracker(route.state)
     tracker.withhold()
     await tracker.look()
+    await tracker.find_bounds()
     tip = max([upstream.health.head for upstream in route.upstreams], default=0)
     return await asyncio.gather(*[_upstream(route, upstream, tip) for upstream in route.every_upstream])
 
@@ -168,8 +169,7 @@ async def _upstream(route: Route, upstream: Upstream, tip: int) -> ConnectionRow
     if not health.head:
         return row
     row |= {"head": health.head, "behind": tip - health.head}
-    if lookups.archive is not None:
-        row["archive"] = _yes_or_no(await Probe(upstream, *lookups.archive.first).send())
+    row["bounds"] = health.bounds.text or None
     row["batches"] = _yes_or_no(await BatchProbe(upstream, *lookups.number.first).send())
     return row
 

@@ -33,7 +33,7 @@ def register(commands: Any) -> None:
     )
     uncordon = context.add_action(actions, "uncordon", "use a cordoned upstream again", _uncordon, fleet_store)
     uncordon.add_argument("label", help="the upstream's label, such as ethereum/mainnet#1")
-    about = "call each upstream of the settings: its chain, head, archive and batches"
+    about = "call each upstream of the settings: its chain, head, bounds and batches"
     test = actions.add_parser(
         "test", help=about, description=f"{about.capitalize()}. Exits with 1 if one cannot be used."
     )

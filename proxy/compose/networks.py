@@ -15,6 +15,7 @@ from proxy.core import verification
 from proxy.core.budgets import CreditBudget
 from proxy.core.caching import ReplyCache
 from proxy.core.credits import CallPrices, CreditMeter, CreditTable
+from proxy.core.data_bounds import DataBounds, of_archive
 from proxy.core.heads import NetworkHead
 from proxy.core.limits import CallRate, ProcessRate
 from proxy.core.upstream_health import UpstreamHealth
@@ -217,7 +218,7 @@ class NetworkBuilder:
             index=index,
             weight=given.weight,
             tier=given.tier,
-            archive=given.archive,
+            bounds=_bounds(network, given),
             allow=given.allow,
             deny=given.deny,
             rate=self._rate(upstream_id, given.requests_per_second) if given.requests_per_second else None,
@@ -267,6 +268,13 @@ class NetworkBuilder:
         return HttpUpstream(
             health, address, self._write_buffer, self._turns, limit=given.connections, depth=depth, batch=batch
         )
+
+
+def _bounds(network: Network, given: UpstreamSettings) -> DataBounds:
+    """The bounds that the settings declare. All others are found."""
+    known = family_of(network).kept_blocks
+    meant = {} if given.archive is None else of_archive(archive=given.archive, usual_kept=known)
+    return DataBounds({**meant, **given.bounds})
 
 
 def _by_use(network: Network, upstreams: list[UpstreamSettings]) -> tuple[Numbered, Numbered]:

@@ -11,6 +11,7 @@ nothing.
 *Lag.* An upstream behind the network's head by more than the allowance takes no reads until it has caught up.
 *Standing.* An upstream of another chain, or on another branch than most, takes no calls at all, and none before its chain was
 checked.
+*Bounds.* A call about an old block goes only to upstreams that have it (`data_bounds.py`).
 *Tiers.* A higher tier is used only when no upstream of a lower tier can take the call.
 """
 
@@ -27,48 +28,46 @@ EQUALLY_FAST = 1.5
 HEDGE_QUANTILE = 0.95
 HEDGE_FLOOR_S = 0.05
 HEDGE_CEILING_S = 2.0
-# If no upstream meets all needs of a call, they are given up one after the other: the head, a small lag, an archive by its
-# settings, and last a method that the upstream said it does not have, because its own error is then the best reply. Each line:
-# whether the head still counts, whether a lag is accepted, whether the archive still counts, and whether a missing method is
-# accepted. For each line, upstreams with a closed breaker come first, then those whose breaker is softly open.
-Concession = tuple[bool, bool, bool, bool]
+# If no upstream meets all needs of a call, they are given up one after the other: the head, a small lag, and last a method that
+# the upstream said it does not have, because its own error is then the best reply. Each line: whether the head still counts,
+# whether a lag is accepted, and whether a missing method is accepted. For each line, upstreams with a closed breaker come
+# first, then those whose breaker is softly open. An old block is never given up: an upstream without it has no reply.
+Concession = tuple[bool, bool, bool]
 CONCESSIONS: Final[tuple[Concession, ...]] = (
-    (True, False, True, False),
-    (False, False, True, False),
-    (False, True, True, False),
-    (False, False, False, False),
-    (False, True, False, False),
-    (False, False, False, True),
-    (False, True, False, True),
+    (True, False, False),
+    (False, False, False),
+    (False, True, False),
+    (False, False, True),
+    (False, True, True),
 )
 
 
 class UpstreamNeeds:
-    """The needs of a call. `tried` is a bit set of indexes to pass over; `head` the least head it must have."""
+    """The needs of a call. `tried` is a bit set of indexes to pass over; `head` the least head it must have; `oldest` the
+    oldest block that it reads, negative if all upstreams have it, and `data` the kind of data that it reads there. `archive`:
+    the provider may bill it as a read of old data."""
 
-    __slots__ = ("archive", "head", "is_old", "may_lack", "may_lag", "method", "softly", "tried")
+    __slots__ = ("archive", "data", "head", "may_lack", "may_lag", "method", "oldest", "softly", "tried")
 
-    def __init__(self, method: str, *, tried: int, head: int, archive: bool) -> None:
+    def __init__(self, method: str, *, tried: int, head: int, archive: bool, oldest: int, data: int) -> None:
         self.method = method
         self.tried = tried
         self.head = head
         self.archive = archive
-        # Whether the call reads old blocks, which may cost more, even if an upstream without an archive is accepted.
-        self.is_old = archive
+        self.oldest = oldest
+        self.data = data
         # Whether the call accepts an upstream that lags, that lacks the method, or whose breaker is softly open.
         self.may_lag = False
         self.may_lack = False
         self.softly = False
 
     def __repr__(self) -> str:
-        return f"<UpstreamNeeds {self.method} head {self.head}{' archive' if self.archive else ''}>"
+        return f"<UpstreamNeeds {self.method} head {self.head}{f' block {self.oldest}' if self.oldest >= 0 else ''}>"
 
     def concede(self, concession: Concession) -> None:
-        keeps_head, self.may_lag, keeps_archive, self.may_lack = concession
+        keeps_head, self.may_lag, self.may_lack = concession
         if not keeps_head:
             self.head = 0
-        if not keeps_archive:
-            self.archive = False
 
 
 class UpstreamGroup:
@@ -86,10 +85,18 @@ class UpstreamGroup:
         return f"<UpstreamGroup {', '.join(member.label for member in self.members)}>"
 
     def choose(
-        self, now: float, method: str, *, tried: int = 0, head: int = 0, archive: bool = False
+        self,
+        now: float,
+        method: str,
+        *,
+        tried: int = 0,
+        head: int = 0,
+        archive: bool = False,
+        oldest: int = -1,
+        data: int = 0,
     ) -> UpstreamHealth | None:
         """The upstream for this call. See `UpstreamNeeds` for the arguments."""
-        needs = UpstreamNeeds(method, tried=tried, head=head, archive=archive)
+        needs = UpstreamNeeds(method, tried=tried, head=head, archive=archive, oldest=oldest, data=data)
         fit = self._fit(now, needs) or self._second_best(now, needs)
         if not fit:
             return None
@@ -111,13 +118,13 @@ class UpstreamGroup:
                 member.free
                 or (
                     (member.takes_calls(now) or (needs.softly and member.allows_fallback(now)))
-                    and member.affords(needs.method, archive=needs.is_old)
+                    and member.affords(needs.method, archive=needs.archive)
                 )
             )
             and (member.serves_all or member.may_serve(needs.method))
             and (not member.lacking or needs.may_lack or not member.lacks(needs.method, now))
             and (needs.may_lag or not member.lagging)
-            and (not needs.archive or (member.archive and (not member.floor or member.floor <= needs.head)))
+            and (needs.oldest < 0 or member.bounds.holds(needs.data, needs.oldest, member.head))
             and (not needs.head or not member.head or member.head >= needs.head)
         ]
 
@@ -170,7 +177,7 @@ def _cheapest(fit: list[UpstreamHealth], needs: UpstreamNeeds) -> list[UpstreamH
     """Of those that are equally fast, the ones whose provider bills least for the call. One that is loaded is not fast."""
     slowest = min([member.score() for member in fit]) * EQUALLY_FAST
     costs = [
-        (0 if member.meter is None else member.meter.cost_of(needs.method, archive=needs.is_old), member)
+        (0 if member.meter is None else member.meter.cost_of(needs.method, archive=needs.archive), member)
         for member in fit
         if member.score() <= slowest
     ]

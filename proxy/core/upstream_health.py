@@ -27,6 +27,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from proxy.core.credits import CreditMeter
+from proxy.core.data_bounds import DataBounds
 from proxy.core.latency_histogram import LatencyHistogram
 from proxy.core.limits import TOLERANCE_S, CallRate
 
@@ -119,9 +120,8 @@ class UpstreamHealth:
     # Whether the last poll for its head failed, and when a poll last succeeded after one that failed.
     silent = False
     back_at = 0.0
-    # Whether it is catching up with its chain, and its lowest block.
+    # Whether it is catching up with its chain.
     syncing = False
-    floor = 0
     # Takes no reads: too far behind the others, or `ahead` of them by more than is possible.
     lagging = False
     ahead = False
@@ -149,7 +149,7 @@ class UpstreamHealth:
         index: int = 0,
         weight: float = 1.0,
         tier: int = 0,
-        archive: bool = True,
+        bounds: DataBounds | None = None,
         allow: Iterable[str] = (),
         deny: Iterable[str] = (),
         rate: CallRate | None = None,
@@ -174,7 +174,8 @@ class UpstreamHealth:
         self.weight = weight
         self.tier = tier
         self._own_tier = tier
-        self.archive = archive
+        # The blocks that it has, for each kind of data.
+        self.bounds = bounds or DataBounds()
         self.allow = frozenset(allow)
         self.deny = frozenset(deny)
         self.serves_all = not self.allow and not self.deny
@@ -390,7 +391,7 @@ class UpstreamHealth:
     def status_reported(self, *, syncing: bool, floor: int, lacked: Iterable[str], now: float) -> None:
         """It has said whether it is catching up with its chain, which block is its lowest, and which methods it lacks."""
         self.syncing = syncing
-        self.floor = floor
+        self.bounds.floor_reported(floor)
         for method in lacked:
             self.lacking[method] = now + LACKING_S
 

@@ -29,10 +29,11 @@ _NEEDED: dict[str, tuple[tuple[str, ...], ...]] = {
     "chain": (("chain", "number"),),
     "first": (("chain",),),
     "slots": (("number",),),
+    "bounds": (("found",),),
 }
 
 # The values that are given: the number of the block, and that of the block whose hash names the chain.
-_GIVEN = {"block": ("number",), "chain": ("at",), "first": ("at",)}
+_GIVEN = {"block": ("number",), "bounds": ("number", "before"), "chain": ("at",), "first": ("at",)}
 
 
 def load_families(paths: Iterable[Path], faults: list[str]) -> dict[str, Family]:
@@ -50,7 +51,8 @@ def load_families(paths: Iterable[Path], faults: list[str]) -> dict[str, Family]
 def family_in(data: Mapping[str, Any]) -> Family:
     """The family that a file describes: its reader's code with the file's data."""
     numbers, blocks = data.get("numbers", "number"), data.get("blocks", {})
-    lookups = Lookups(**{name: _lookup(given, numbers) for name, given in data["lookups"].items()})
+    bounds = {kind: _lookup(given, numbers) for kind, given in data.get("bounds", {}).items()}
+    lookups = Lookups(bounds=bounds, **{name: _lookup(given, numbers) for name, given in data["lookups"].items()})
     transport, errors, writes, timing = (data.get(name, {}) for name in ("transport", "errors", "writes", "timing"))
     reader = READERS.get(data.get("reader", "data"))
     if reader is None:
@@ -95,17 +97,20 @@ def _lookup(given: Mapping[str, Any], numbers: Any) -> Lookup:
 
 def _file_faults(data: Mapping[str, Any]) -> Iterator[str]:
     """Faults that the schema cannot detect."""
-    for name, given in data["lookups"].items():
+    named = {f"lookups.{name}": given for name, given in data["lookups"].items()}
+    named |= {f"bounds.{kind}": given for kind, given in data.get("bounds", {}).items()}
+    for place, given in named.items():
+        name = "bounds" if place.startswith("bounds.") else place.removeprefix("lookups.")
         known = {*_GIVEN.get(name, ())}
         for index, call in enumerate(given["calls"]):
             used = set(_PLACEHOLDER.findall(str(call.get("params", ""))))
             if missing := sorted(used - known):
-                yield f"lookups.{name}.calls.{index}.params: {{{missing[0]}}} was not read by a call before"
+                yield f"{place}.calls.{index}.params: {{{missing[0]}}} was not read by a call before"
             known |= {*call.get("read", {})}
         read = {value for call in given["calls"] for value in call.get("read", {})}
         for group in _NEEDED.get(name, ()):
             if not read & {*group}:
-                yield f"lookups.{name}: reads no {' or '.join(group)}"
+                yield f"{place}: reads no {' or '.join(group)}"
     refused = data.get("refused", {})
     offered = {
         method for given in data["lookups"].values() for call in given["calls"] for method in call.get("offers", {})

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from proxy.core.data_bounds import DataKind
 from proxy.core.node_operators import operator_of
 
 
@@ -361,7 +362,8 @@ class UpstreamSettings(LinkSettings):
     operator: str = ""
     weight: float = 1.0
     tier: int = 0
-    archive: bool = True
+    archive: bool | None = None
+    bounds: Mapping[DataKind, int] = field(default_factory=dict)
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
     requests_per_second: float = 0.0

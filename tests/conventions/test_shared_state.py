@@ -13,6 +13,7 @@ from tests.conventions.shared_state import found
 # One account cannot take the share of another.
 BY_ACCOUNT = {
     "connection_queue:ConnectionQueue": "a client holds no more places than are free, and has a queue of its own",
+    "core/data_bounds:DataBounds": "one entry for each kind of data",
     "core/batch_sizes:BatchSizes._smaller": "one entry for each client, 10,000 clients",
     "core/caching:OwnedBytes": "bytes by account, in 256 places",
     "core/caching:ReplyCache": "the account that has most loses its replies first",
@@ -122,6 +123,7 @@ REASONS = {
     "services/rpc/network_state:NetworkState.on_doubt": "the tracker of the network",
     "services/rpc/network_state:NetworkState.tip_lines": "one line for each word that names the network",
     "services/rpc/networks:Route": "one entry for each set of scopes that keys have, 2^scopes at most",
+    "services/rpc/bound_checks:BoundChecks": "one entry for each upstream and kind of data",
     "services/rpc/stream_checks:StreamChecks": "one entry for each upstream",
     "services/rpc/tracker:Tracker": "one entry for each upstream",
     "services/sponsor/settlement:SettlementSink": "one count for each chain",

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.credits import CallPrices, CreditMeter, CreditTable
+from proxy.core.data_bounds import DATA_INDEX, DataBounds
 from proxy.core.latency_histogram import ENOUGH_SAMPLES, FORGET_AT
 from proxy.core.limits import ProcessRate
 from proxy.core.retry_budget import OWN_RETRIES, OWN_RETRIES_PER_S, RetryBudget
@@ -356,14 +357,15 @@ def test_lagging_upstream_is_out_until_it_is_back_or_the_only_one() -> None:
     assert set(chosen(of, 100)) == {"up0", "up1"}
 
 
-def test_archive_is_the_wish_that_is_given_up_last() -> None:
-    archive, full = {"archive": True}, {"archive": False}
-    of = group(archive, full)
-    assert chosen(of, 100, archive=True) == {"up0": 100}
+def test_old_block_is_never_given_up() -> None:
+    of = group({}, {"bounds": DataBounds({"state": -4, "blocks": 0})})
+    state, blocks = DATA_INDEX["state"], DATA_INDEX["blocks"]
     of.members[0].lagging = True
     of.members[0].head, of.members[1].head = 5, 10
-    assert chosen(of, 100, archive=True, head=10) == {"up0": 100}
-    assert chosen(of, 100, archive=True, tried=0b01) == {"up1": 100}
+    assert chosen(of, 100, oldest=6, data=state, head=10) == {"up0": 100}
+    assert chosen(of, 100, oldest=7, data=state, head=10) == {"up1": 100}
+    assert chosen(of, 100, oldest=6, data=blocks) == {"up1": 100}
+    assert chosen(of, 100, oldest=6, data=state, tried=0b01) == {"nobody": 100}
 
 
 @given(
@@ -373,13 +375,17 @@ def test_archive_is_the_wish_that_is_given_up_last() -> None:
     st.integers(0, 12),
 )
 def test_upstream_is_chosen_exactly_when_one_is_left(
-    members: list[tuple[bool, bool, int, int]], tried: int, archive: bool, head: int
+    members: list[tuple[bool, bool, int, int]], tried: int, is_old: bool, head: int
 ) -> None:
-    of = group(*({"archive": has_all, "tier": tier} for _, has_all, tier, _ in members))
+    of = group(*({"bounds": DataBounds({"blocks": 0 if all_ else 5}), "tier": tier} for _, all_, tier, _ in members))
     for member, (lagging, _, _, at) in zip(of.members, members, strict=True):
         member.lagging, member.head = lagging, at
-    found = of.choose(100.0, METHOD, tried=tried, archive=archive, head=head)
-    left = [member for member in of.members if not tried >> member.index & 1]
+    found = of.choose(100.0, METHOD, tried=tried, oldest=4 if is_old else -1, head=head)
+    left = [
+        member
+        for member, (_, has_all, _, _) in zip(of.members, members, strict=True)
+        if not tried >> member.index & 1 and (has_all or not is_old)
+    ]
     assert (found in left) if left else found is None
 
 

@@ -21,7 +21,7 @@ from proxy.services.rpc.tracker import PATIENCE_S, Tracker
 from tests.faults import Mode
 from tests.http_client import rpc
 from tests.rpc_harness import RpcHarness, rpc_harness
-from tests.rpc_upstreams import Chain, Refused, ScriptedUpstream, scripted
+from tests.rpc_upstreams import Chain, ScriptedUpstream, scripted
 from tests.service import until
 from tests.web.worker import LIVE, on_uvloop, running_worker
 
@@ -469,15 +469,12 @@ async def test_empty_reply_is_returned_when_no_other_upstream_works(mode: Mode) 
 
 
 @on_uvloop
-async def test_pruned_upstream_gets_calls_for_old_state_only_if_no_other_works() -> None:
-    def pruned(params: list[Any]) -> Any:
-        raise Refused(-32000, "missing trie node")
-
+async def test_pruned_upstream_never_gets_calls_for_old_state() -> None:
     async with rpc_harness(2, faults=True, cache=NO_CACHE, options=[{"archive": False}]) as harness:
-        harness.upstreams[0].answers["eth_getBalance"] = pruned
         for n in range(1, 20):
             await harness.result("eth_getBalance", [TX[:42], hex(n)])
         assert harness.upstreams[0].count("eth_getBalance") == 0
         await harness.proxies[1].switch("dead")
         reply = await harness.call("eth_getBalance", [TX[:42], "0x1"])
-        assert reply.json["error"]["code"] == -32000
+        assert reply.status >= 500
+        assert harness.upstreams[0].count("eth_getBalance") == 0

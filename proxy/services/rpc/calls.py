@@ -194,6 +194,7 @@ def call_upstream(
     least_head: int = 0,
     reports_head: bool = False,
     archive: bool = False,
+    oldest: int = -1,
     is_piece: bool = False,
     client: str = "",
     payer: Meter | None = None,
@@ -214,6 +215,7 @@ def call_upstream(
         least_head=least_head,
         reports_head=reports_head,
         archive=archive,
+        oldest=oldest,
         is_piece=is_piece,
         excluded=0 if upstream is None else all_but(upstream),
     )

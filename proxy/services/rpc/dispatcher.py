@@ -41,6 +41,8 @@ from proxy.wire.upstream import CROWDED, NO_MEMORY, OUT_OF_STEP, STALE, TOO_LARG
 log = logging.getLogger("penstock.dispatcher")
 
 _monotonic = time.monotonic
+# facts.md 4.2: the code of data that an upstream does not have.
+MISSING_DATA = -32014
 # How long a call waits for credits of a budget to be leased.
 LONGEST_LEASE_S = 2.0
 
@@ -141,6 +143,8 @@ class Dispatcher(FlightHandler):
         upstream = self.choose(flight.call, now, flight.tried)
         if upstream is not None:
             self.send(flight, upstream, now)
+        elif (oldest := first_available(self.state, flight.call)) >= 0:
+            self.complete_with_error(flight, too_old(flight.call, self.state.network_id, oldest))
         elif self.takeovers.block_waits is not None and needs_block(flight):
             self.takeovers.block_waits.take(self, flight)
         else:
@@ -598,6 +602,9 @@ def choose_upstream(state: NetworkState, call: Call, now: float, tried: int) -> 
         health = only.health
         takes_calls = health.takes_calls(now) or health.allows_fallback(now)
         takes_calls = takes_calls and health.affords(name, archive=call.archive)
+        takes_calls = takes_calls and (
+            call.oldest < 0 or health.bounds.holds(call.policy.data, call.oldest, health.head)
+        )
         return only if takes_calls and not tried >> health.index & 1 and health.may_serve(name) else None
     doubtful = 0 if call.policy.may_repeat else state.group.doubtful_for_writes(now) & ~tried
     if call.holder is not None and _holder_takes(call.holder.health, name, now, tried | doubtful):
@@ -606,7 +613,15 @@ def choose_upstream(state: NetworkState, call: Call, now: float, tried: int) -> 
         found = state.group.choose(now, name, tried=tried | doubtful)
         if found is not None:
             return state.upstreams[found.index]
-    found = state.group.choose(now, name, tried=tried, head=call.least_head, archive=call.archive)
+    found = state.group.choose(
+        now,
+        name,
+        tried=tried,
+        head=call.least_head,
+        archive=call.archive,
+        oldest=call.oldest,
+        data=call.policy.data,
+    )
     return None if found is None else state.upstreams[found.index]
 
 
@@ -631,6 +646,20 @@ def _left_out(state: NetworkState, call: Call, directives: Directives) -> int:
         if is_other or is_dear or (directives.min_block and not has_block):
             found |= 1 << health.index
     return found
+
+
+def first_available(state: NetworkState, call: Call) -> int:
+    """If no upstream has the block that the call reads: the oldest block that one of them has. Otherwise negative."""
+    if call.oldest < 0:
+        return -1
+    oldest = state.oldest_block(call.policy.data)
+    return oldest if oldest > call.oldest else -1
+
+
+def too_old(call: Call, network: str, oldest: int) -> bytes:
+    kind = call.policy.data_kind
+    reason = f"no upstream of {network} has the {kind} of block {call.oldest}: the oldest block with {kind} is {oldest}"
+    return jsonrpc.error(MISSING_DATA, f"{reason}. Ask for that block or a later one", {"oldest_block": hex(oldest)})
 
 
 def needs_block(flight: Flight) -> bool:

@@ -69,6 +69,7 @@ class Call:
         "holder",
         "is_piece",
         "least_head",
+        "oldest",
         "params",
         "payer",
         "policy",
@@ -87,6 +88,7 @@ class Call:
         least_head: int = 0,
         reports_head: bool = False,
         archive: bool = False,
+        oldest: int = -1,
         is_piece: bool = False,
         excluded: int = 0,
         holder: Upstream | None = None,
@@ -105,7 +107,9 @@ class Call:
         self.least_head: Final = least_head
         # Whether the result contains the head of the chain.
         self.reports_head: Final = reports_head
+        # Whether it reads old data, which may cost more; and the oldest block, unless all upstreams have it.
         self.archive: Final = archive
+        self.oldest: Final = oldest
         # Whether this is a part of a larger call, and so is not split again.
         self.is_piece: Final = is_piece
         # Upstreams that must not receive the call, as a bit set of their indexes.
@@ -125,6 +129,7 @@ class Call:
             least_head=self.least_head,
             reports_head=self.reports_head,
             archive=self.archive,
+            oldest=self.oldest,
         )
 
 

@@ -269,7 +269,7 @@ def _call(
         is_old = route.heads.tip and not policy.is_plain and not policy.names_latest(params)
         archive = is_old and policy.family.is_archive(policy.family.block_ref(policy.method, params), route.heads.tip)
         return Call(policy, params, client=client, payer=payer, directives=directives, archive=bool(archive))
-    least_head, reports_head, archive = 0, False, False
+    least_head, oldest, reports_head, archive = 0, -1, False, False
     tip = route.heads.tip
     if policy.is_plain:
         if policy.is_head_number:
@@ -282,7 +282,11 @@ def _call(
             least_head = tip
             reports_head = policy.may_show_head and ref.tag == policy.family.latest
         elif tip:
-            archive = policy.family.is_archive(ref, tip) or 0 <= ref.number < route.state.floor
+            archive = policy.family.is_archive(ref, tip)
+            if archive:
+                route.state.old_data_read(policy.data)
+            if 0 <= ref.number < route.state.floor:
+                oldest = ref.number
             # An upstream without the last block of a range would silently leave that block out.
             least_head = min(tip, policy.last_block(params, tip) if policy.by_range else ref.number)
     return Call(
@@ -295,5 +299,6 @@ def _call(
         least_head=least_head,
         reports_head=reports_head,
         archive=archive,
+        oldest=oldest,
         holder=holder,
     )

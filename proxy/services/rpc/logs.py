@@ -314,13 +314,14 @@ class SplitLogQuery:
         if self._calls > MAX_CALLS:
             raise self._too_large()
         # Its first block says how old it is. Reading that from the params would take a millisecond if the filter is large.
-        oldest, tip = BlockRef("number", part.first), self._dispatcher.state.heads.tip
+        first, state = BlockRef("number", part.first), self._dispatcher.state
         return call_upstream(
             self._dispatcher,
             whole.policy,
             part.params(),
             least_head=part.last,
-            archive=whole.policy.family.is_archive(oldest, tip),
+            archive=whole.policy.family.is_archive(first, state.heads.tip),
+            oldest=part.first if part.first < state.floor else -1,
             is_piece=True,
             client=whole.client,
             payer=None if self._paying is None else self._paying.meter,

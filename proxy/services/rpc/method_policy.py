@@ -10,6 +10,7 @@ from proxy.chains.families import family_of
 from proxy.chains.family import Family, Method, MethodTable
 from proxy.chains.registry import Network
 from proxy.core import access
+from proxy.core.data_bounds import DATA_INDEX
 from proxy.core.jsonrpc import COMPACT, ID_STARTS, MAX_DEPTH, Envelope, repeats_members, request_tail
 from proxy.core.nesting import is_deeper
 from proxy.core.request_records import MOST_NAME
@@ -67,6 +68,8 @@ class MethodPolicy:
         "any_block",
         "by_range",
         "cacheable",
+        "data",
+        "data_kind",
         "ends_latest",
         "family",
         "has_block",
@@ -105,6 +108,9 @@ class MethodPolicy:
         # Whether replies may be cached or shared at all.
         self.cacheable = method.kind == "read" and method.cache != "never"
         self.has_block = method.block_at is not None
+        # The kind of data that it reads at its block.
+        self.data_kind = method.data_kind
+        self.data = DATA_INDEX[method.data_kind]
         # The usual shape of params at the latest block. See `_latest_shape`.
         self.opens, self.separator, self.latest = _latest_shape(method, family.latest.encode())
         # The ends of params that name the latest block last, or no block; empty if the family has no such tag.

@@ -103,6 +103,7 @@ class NetworkState:
         "heads",
         "network",
         "network_id",
+        "old_data",
         "on_doubt",
         "only",
         "reorgs",
@@ -158,8 +159,10 @@ class NetworkState:
         self.flights: dict[bytes, Flight] = {}
         # How often blocks were replaced: a result that is joined from several replies must not span a replacement.
         self.reorgs = 0
-        # Calls about blocks below it need an upstream that keeps them: the highest floor of all upstreams.
+        # From this block on, every upstream has all data, as far as is known. Calls about older blocks are routed by bounds.
         self.floor = 0
+        # The kinds of data of which clients have read old blocks, as a bit set: only their bounds are worth a search.
+        self.old_data = 0
         # The tip: a copy, because `heads` is not compiled.
         self.tip = 0
         # Header lines of replies whose state has reached the tip, by how they were found. The front prepares them.
@@ -343,6 +346,7 @@ class NetworkState:
     def observe_heads(self, now: float, *, is_newer: bool = False) -> None:
         """Take the heads that upstreams have reported into account. `is_newer`: the tip was raised already."""
         change = self.heads.observe(self.group.members, now)
+        self.note_bounds()
         if change == "reset":
             self.replies.clear()
             self._branch.clear()
@@ -363,9 +367,17 @@ class NetworkState:
         if self.only is None:
             self.heads.place(health, now)
 
-    def note_floors(self) -> None:
-        """Upstreams have reported their lowest blocks."""
-        self.floor = max([member.floor for member in self.group.members])
+    def old_data_read(self, data: int) -> None:
+        """A client reads old data of this kind."""
+        self.old_data |= 1 << data
+
+    def note_bounds(self) -> None:
+        """Bounds of upstreams were found, or have moved with their heads."""
+        self.floor = max([member.bounds.highest(member.head) for member in self.group.members])
+
+    def oldest_block(self, data: int) -> int:
+        """The oldest block of which any upstream has this kind of data. `data`: the index of the kind."""
+        return min([member.bounds.oldest(data, member.head) for member in self.group.members])
 
     def announce(self, block: ReportedBlock, health: UpstreamHealth, now: float) -> None:
         """An upstream has announced a block without being asked, and clients may have received it."""

@@ -30,6 +30,8 @@ class Probe:
         self._result: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
         # Whether the upstream replied, even with an error. One that limits our rate has said nothing about the call.
         self.is_answered = False
+        # What kind of error it replied with, if it did.
+        self.error = ""
 
     async def send(self, within_s: float = REPLY_S) -> bytes | None:
         if self._meter is not None:
@@ -52,9 +54,9 @@ class Probe:
         except ValueError:
             self._settle(None)
             return
-        self.is_answered = not (
-            headers.wants_rest or (reply.error and upstream_errors.classify(bytes(reply.error)).wants_rest)
-        )
+        verdict = upstream_errors.classify(bytes(reply.error)) if reply.error else None
+        self.error = "" if verdict is None else verdict.kind
+        self.is_answered = not (headers.wants_rest or (verdict is not None and verdict.wants_rest))
         self._settle(bytes(reply.result) or None)
 
     def on_late(self, upstream: Upstream, headers: ReplyHeaders, body: bytes) -> None:
@@ -81,11 +83,12 @@ class Probe:
 @dataclass(frozen=True, slots=True)
 class LookupAnswer:
     """The answer of an upstream to a lookup. `values`: None if a call failed. `lacked`: methods that it does not serve.
-    `is_answered`: whether it replied to all calls, even with an error."""
+    `is_answered`: whether it replied to all calls, even with an error. `error`: the kind of that error."""
 
     values: Values | None
     is_answered: bool
     lacked: tuple[str, ...] = ()
+    error: str = ""
 
 
 async def look_up(
@@ -105,7 +108,7 @@ async def look_up(
         if result is None and skips_errors and probe.is_answered:
             continue
         if result is None:
-            return LookupAnswer(None, probe.is_answered)
+            return LookupAnswer(None, probe.is_answered, error=probe.error)
         found |= call.values_in(result)
         lacked += call.lacked_in(result)
     return LookupAnswer(found, is_answered=True, lacked=tuple(lacked))

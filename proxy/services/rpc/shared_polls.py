@@ -41,6 +41,9 @@ class SharedPolls:
         self._records = {} if table is None else {health: table.record(name) for health, name in names.items()}
         self._anchor_record = None if table is None else table.record(f"{network.id} {network.identity}")
         self._anchor: tuple[int, str] | None = None
+        self._bounds = (
+            {} if table is None else {health: table.record(f"{name} bounds") for health, name in names.items()}
+        )
 
     def __repr__(self) -> str:
         own = [health.label for health, last in self._last.items() if last.by == self._me]
@@ -101,6 +104,18 @@ class SharedPolls:
     def _new(self, record: PollRecord) -> HeadPoll | None:
         poll = record.news()
         return None if poll is None or poll.by == self._me else poll
+
+    # The blocks that upstreams have
+
+    def bounds_of(self, health: UpstreamHealth) -> str:
+        """The bounds that another process has found for the upstream, as text, if they are news."""
+        record = self._bounds.get(health)
+        found = None if record is None else self._new(record)
+        return "" if found is None else found.block_hash
+
+    def share_bounds(self, health: UpstreamHealth, now: float) -> None:
+        if health in self._bounds:
+            self._bounds[health].write(HeadPoll(self._me, now, now, block_hash=health.bounds.text))
 
     # The final block
 

@@ -24,6 +24,7 @@ from proxy.chains.lookups import Lookup, ReportedBlock, Values, number_of
 from proxy.core.heads import HIGHEST, HeadDoubts, heard_of
 from proxy.core.upstream_health import Standing, UpstreamHealth
 from proxy.errors import Unavailable
+from proxy.services.rpc.bound_checks import BoundChecks
 from proxy.services.rpc.fork_search import ForkSearch
 from proxy.services.rpc.network_state import NetworkState
 from proxy.services.rpc.probe import look_up
@@ -91,6 +92,7 @@ class Tracker:
         self._polls = SharedPolls(state.network, self._state.group.members, table)
         self._forks = ForkSearch(state, self._polls, clock)
         self._streams = StreamChecks(state, clock)
+        self._bounds = BoundChecks(state, self._polls, clock)
         # When each upstream last named its chain, and which of them are being polled.
         self._named_at: dict[int, float] = {}
         self._polled: set[int] = set()
@@ -138,6 +140,8 @@ class Tracker:
                     group.create_task(self._check_streams())
                 if self._lookups.status is not None:
                     group.create_task(self._check_status(self._lookups.status))
+                if self._state.old_data:
+                    group.create_task(self._bounds.check())
                 await self._rest(began)
 
     def adopt(self) -> None:
@@ -163,6 +167,10 @@ class Tracker:
         if not found:
             raise Unavailable(f"no upstream of {self.network_id} reports its head at the moment: try again")
         return max([heads.tip, *[number for number in found if heads.is_plausible(number, now)]])
+
+    async def find_bounds(self) -> None:
+        """Find the oldest blocks of all upstreams, for each kind of data."""
+        await self._bounds.check_all()
 
     def wake(self) -> None:
         """Poll again soon: an upstream has announced a new block, which the others may have too."""
@@ -362,7 +370,7 @@ class Tracker:
             floor = number_of(found.values.get("floor", b""), lookup.numbers) or 0
             upstream.health.status_reported(syncing=syncing, floor=floor, lacked=found.lacked, now=self._clock())
         if due:
-            self._state.note_floors()
+            self._state.note_bounds()
 
     async def _check_streams(self) -> None:
         for health, standing in (await self._streams.verdicts()).items():

@@ -8,6 +8,7 @@ from typing import Any
 
 from proxy.chains.families import family_of
 from proxy.chains.registry import Registry
+from proxy.core.data_bounds import DATA_INDEX
 from proxy.core.fleet import state_of, status_of
 from proxy.services.rpc.networks import Networks, Route
 from proxy.services.sponsor.paymasters import Paymasters
@@ -70,7 +71,7 @@ class UsableNetworks:
         known, follows = family_of(network).features, self._follows(network.id)
         has = {
             "rpc": True,
-            "archive": any(upstream.health.archive for upstream in route.upstreams),
+            "archive": route.state.oldest_block(DATA_INDEX["state"]) <= 1,
             "subscriptions": family_of(network).subscriptions is not None,
             "tokens": family_of(network).tokens is not None and (follows or "follower" not in known),
             "nfts": "nfts" in known and follows,
