@@ -32,6 +32,17 @@ def test_file_is_complete_private_and_has_fresh_secrets(tmp_path: Path) -> None:
     assert len({one.keys.pepper, two.keys.pepper, one.webhooks.secret_key, two.webhooks.secret_key}) == 4
 
 
+def test_quiet_check_prints_only_what_is_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "penstock.toml"
+    command_here("init", str(file), "--database", DATABASE, "--upstream", "ethereum/mainnet=https://node.example/")
+    done = command_here("check", "--offline", "--quiet", "--config", str(file))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    file.write_text(file.read_text() + "\n[log]\nlevel = 'loud'\n")
+    done = command_here("check", "--offline", "--quiet", "--config", str(file))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "log.level" in done.stderr
+
+
 def test_file_without_upstreams_says_how_to_add_them(tmp_path: Path) -> None:
     file = tmp_path / "penstock.toml"
     done = command_here("init", str(file))

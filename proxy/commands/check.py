@@ -27,14 +27,16 @@ def register(commands: Any) -> None:
         action="store_true",
         help="try the database, the cache and each upstream: its chain, head, bounds and batches",
     )
-    parser.add_argument("--verbose", action="store_true", help="with --connect: print the effective settings too")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--verbose", action="store_true", help="with --connect: print the effective settings too")
+    shown.add_argument("--quiet", action="store_true", help="do not print the effective settings, only what is wrong")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     found, tables = settings.load_with_tables(args.config, environ=settings.environment())
     code = asyncio.run(_connect(found, tables, offline=args.offline)) if args.connect else 0
-    if args.verbose or not args.connect:
+    if args.verbose or not (args.connect or args.quiet):
         _print_settings(found)
     if not args.offline:
         asyncio.run(inspect_service(found))
