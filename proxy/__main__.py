@@ -99,11 +99,11 @@ Shell
   completion     print a script that completes commands in a shell
 
 Examples
-  {prog} dev                                              try everything on this machine
-  {prog} init --upstream CHAIN/NETWORK=URL                 begin a production set-up
-  {prog} check --connect                                  see whether database and upstreams answer
-  {prog} accounts create --name Acme --email a@acme.example   add a customer
-  {prog} explain REQUEST_ID                                find out why a request failed
+  {prog} dev                                                 try everything on this machine
+  {prog} init --upstream CHAIN/NETWORK=URL                   begin a production set-up
+  {prog} check --connect                                     see whether database and upstreams answer
+  {prog} accounts create --name Acme --email a@acme.example  add a customer
+  {prog} explain REQUEST_ID                                  find out why a request failed
 
 {prog} COMMAND --help describes a command. Settings come from --config FILE, else from PENSTOCK_CONFIG or ./penstock.toml.
 """

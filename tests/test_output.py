@@ -67,16 +67,17 @@ async def test_line_is_drawn_again_while_another_program_runs(terminal: Terminal
     assert terminal.getvalue().endswith("\r\x1b[K")
 
 
-def test_pipe_gets_a_line_every_few_seconds(
+def test_pipe_gets_a_changed_line_every_few_seconds(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = 100.0
     now: Callable[[], float] = lambda: clock  # noqa: E731
     monkeypatch.setattr(time, "monotonic", now)
     shown = progress.Progress()
-    for clock in (101.0, 104.9, 105.0, 109.0, 110.0):  # noqa: B007
-        shown.show("[==  ] 50 %", "50 %")
-    assert capsys.readouterr().out == "50 %\n50 %\n"
+    for clock, share in ((101.0, 40), (104.9, 40), (105.0, 50), (109.0, 60), (110.0, 60), (115.0, 60), (120.0, 70)):  # noqa: B007
+        shown.show(f"[==  ] {share} %", f"{share} %")
+    # Not the same line twice.
+    assert capsys.readouterr().out == "50 %\n60 %\n70 %\n"
 
 
 def test_help_imports_nothing_that_it_does_not_need() -> None:

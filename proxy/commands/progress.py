@@ -1,4 +1,4 @@
-"""Shows that a long command works: a line that is drawn again on a terminal, otherwise a line every few seconds."""
+"""Shows that a long command works: a line drawn again on a terminal, otherwise one every few seconds if it has changed."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class Progress:
     def __init__(self) -> None:
         self._is_live = sys.stdout.isatty()
         self._started_at = self._printed_at = time.monotonic()
+        self._printed = ""
 
     def __repr__(self) -> str:
         return f"<Progress for {self.took_s:.0f} s>"
@@ -27,12 +28,12 @@ class Progress:
 
     def show(self, line: str, plain: str | None = None) -> None:
         """Draw the line; `plain`: its form in a pipe or a file."""
-        now = time.monotonic()
+        now, text = time.monotonic(), line if plain is None else plain
         if self._is_live:
             print(f"{ERASE}{line}", end="", flush=True)
-        elif now - self._printed_at >= PRINT_S:
-            self._printed_at = now
-            print(line if plain is None else plain, flush=True)
+        elif now - self._printed_at >= PRINT_S and text != self._printed:
+            self._printed_at, self._printed = now, text
+            print(text, flush=True)
 
     def write(self, text: str) -> None:
         """Print a line that stays."""
