@@ -194,3 +194,8 @@ def test_every_tool_has_a_schema_without_references() -> None:
         assert "$ref" not in orjson.dumps(tool.schema).decode()
         assert tool.title
         assert tool.description
+
+
+def test_guide_names_every_tool() -> None:
+    page = (ROOT / "docs" / "agents.md").read_text()
+    assert [name for name in tools_of(api_spec.load(SCHEMAS), allow_writes=False) if f"`{name}`" not in page] == []
