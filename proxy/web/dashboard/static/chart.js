@@ -17,6 +17,8 @@ const FONT = '12px -apple-system, "Segoe UI", Roboto, "Noto Sans", "Liberation S
 const LEGEND_ABOVE = 2;
 // Pixels between the pointer and the tooltip.
 const TIP_GAP = 14;
+// Room above the highest value, so that its label does not touch the legend.
+const HEADROOM = 1.08;
 // Half the width of the last label of the time axis.
 const RIGHT_PADDING = 24;
 // Charts this close to the screen are drawn. The others wait until the page is scrolled.
@@ -52,11 +54,16 @@ export class Chart {
   #isNear = false;
   #isStale = false;
   #step = 3600;
+  #span = null;
   #unit = el("span.hint");
 
-  /* `format` turns a value into text. Charts with the same `syncKey` share the pointer. `onSelect` gets two Unix times. */
-  constructor(title, { format, syncKey, onSelect = null }) {
+  /*
+   * `format` turns a value into text. `isWhole`: there is nothing between whole numbers. Charts with the same `syncKey` share the
+   * pointer. `onSelect` gets two Unix times.
+   */
+  constructor(title, { format, isWhole = false, syncKey, onSelect = null }) {
     this.format = format;
+    this.isWhole = isWhole;
     this.syncKey = syncKey;
     this.onSelect = onSelect;
     this.legend = el("div.legend");
@@ -80,13 +87,15 @@ export class Chart {
   }
 
   /*
-   * `times` are Unix seconds, `step` the seconds between them. A series is {label, colour, values, bars, soft, total, onclick};
-   * `colour` names a CSS variable, and `onclick` makes its label in the legend a button.
+   * `times` are Unix seconds, `step` the seconds between them, `span` the ends of the axis if they are not those of the times. A
+   * series is {label, colour, values, bars, soft, total, onclick}; `colour` names a CSS variable, and `onclick` makes its label in
+   * the legend a button.
    */
-  draw(times, series, { unit = "", step = times[1] - times[0] || 3600 } = {}) {
+  draw(times, series, { unit = "", step = times[1] - times[0] || 3600, span = null } = {}) {
     this.#data = [times, ...series.map(({ values }) => values)];
     this.#series = series;
     this.#step = step;
+    this.#span = span;
     setChildren(this.#unit, unit);
     this.canvas.setAttribute("aria-label", `${this.title}: ${series.map(({ label, total }) => `${label} ${total}`).join(", ")}`);
     this.node.classList.toggle("beside", series.length > LEGEND_ABOVE);
@@ -109,7 +118,8 @@ export class Chart {
   /* The first and last Unix time of the axis: half a step beyond the data, so that the first and last bars are whole. */
   get span() {
     const [times] = this.#data;
-    return [times[0] - this.#step / 2, times.at(-1) + this.#step / 2];
+    const [first, last] = this.#span ?? [times[0], times.at(-1)];
+    return [Math.min(first, times[0]) - this.#step / 2, Math.max(last, times.at(-1)) + this.#step / 2];
   }
 
   rebuild() {
@@ -151,10 +161,10 @@ export class Chart {
         drag: { x: this.onSelect !== null, y: false, setScale: false } },
       // Given a single point, uPlot itself would extend the axis by a thousand days.
       scales: { x: { range: () => (this.#data[0].length ? this.span : [0, 1]) },
-        y: { range: (_plot, _low, high) => [0, high > 0 ? high * 1.08 : 1] } },
+        y: { range: (_plot, _low, high) => [0, (high > 0 ? high : 1) * HEADROOM] } },
       axes: [
         { ...axis, grid: { show: false }, space: 64, values: TIME_AXIS, incrs: INCREMENTS.filter((each) => each >= Math.min(this.#step, 86400)) },
-        { ...axis, size: 52, space: 36, values: (_plot, ticks) => ticks.map((tick) => this.format(tick)) },
+        { ...axis, size: 52, space: 36, ...(this.isWhole && { incrs: WHOLE }), values: (_plot, ticks) => ticks.map((tick) => this.format(tick)) },
       ],
       series: [{}, ...this.#series.map((each) => seriesOptions(each))],
       hooks: { setCursor: [() => this.#showPointer()], setSelect: [(plot) => this.#select(plot)] },
@@ -195,6 +205,9 @@ export class Chart {
 }
 
 const isMovement = (type) => type === "mousemove" || type === "mouseleave";
+
+// Distances between the ticks of whole numbers.
+const WHOLE = [1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9].flatMap((each) => [each, 2 * each, 5 * each]);
 
 // Seconds between ticks that read well.
 const INCREMENTS = [60, 300, 600, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 2 * 86400, 7 * 86400, 14 * 86400, 28 * 86400, 91 * 86400, 365 * 86400];

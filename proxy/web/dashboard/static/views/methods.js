@@ -2,7 +2,7 @@
 
 import { admin, query } from "../api.js";
 import { el } from "../dom.js";
-import { asyncRegion, card, empty, heading, poll, segmentedControl, table } from "../components.js";
+import { asyncRegion, card, empty, heading, methodName, poll, segmentedControl, table } from "../components.js";
 import * as format from "../format.js";
 import { placeOf } from "./upstreams.js";
 
@@ -27,7 +27,7 @@ export async function showForOperators() {
 }
 
 const TOTALS = [
-  { name: "Method", show: ({ method }) => el("code", null, method) },
+  { name: "Method", show: ({ method }) => methodName(method) },
   { name: "Calls", kind: "num", show: ({ calls }) => format.number(calls) },
   { name: "Callers' errors", kind: "num", show: ({ caller_errors, calls }) => shareOf(caller_errors, calls) },
   { name: "Failures", kind: "num", show: ({ failures, upstream_failures: upstreams, calls }) => el("div", null, shareOf(failures, calls),

@@ -55,8 +55,8 @@ export class UsageView {
   }
 
   #charts = {
-    requests: this.#chart("Requests", format.compact),
-    units: this.#chart("Compute units", format.compact),
+    requests: this.#chart("Requests", format.compact, true),
+    units: this.#chart("Compute units", format.compact, true),
     latency: this.#chart("Latency", format.millis),
     hits: this.#chart("Cache hit rate", format.percent),
   };
@@ -87,8 +87,8 @@ export class UsageView {
       this.#error, this.#before, this.figures);
   }
 
-  #chart(title, formatted) {
-    return new Chart(title, { format: formatted, syncKey: "usage", onSelect: (from, to) => {
+  #chart(title, formatted, isWhole) {
+    return new Chart(title, { format: formatted, isWhole, syncKey: "usage", onSelect: (from, to) => {
       const range = rangeBetween(from, to);
       this.range.show(range);
       this.#change(range);

@@ -24,8 +24,8 @@ export async function showUpstream(id) {
     load().catch((failure) => problem.replaceChildren(note(failure.message)));
   };
   const control = rangeControl(range, choose);
-  const chart = (name, formatted) => new Chart(name, { format: formatted, syncKey: "upstream", onSelect: (from, to) => choose(rangeBetween(from, to)) });
-  const [latency, errors, lag, breaker] = [chart("Latency", format.millis), chart("Error rate", format.percent), chart("Lag", format.compact),
+  const chart = (name, formatted, isWhole) => new Chart(name, { format: formatted, isWhole, syncKey: "upstream", onSelect: (from, to) => choose(rangeBetween(from, to)) });
+  const [latency, errors, lag, breaker] = [chart("Latency", format.millis), chart("Error rate", format.percent), chart("Lag", format.compact, true),
     chart("Circuit breaker", format.percent)];
   const nothing = empty("No samples in this period", "The first ones appear within a minute of the start.");
   const grid = el("div.grid", null, [latency, errors, lag, breaker].map(({ node }) => node));
@@ -35,14 +35,15 @@ export async function showUpstream(id) {
     const now = networks.flatMap(({ upstreams }) => upstreams).find((each) => each.id === id);
     setChildren(about, now && [`${placeOf(now)} · tier ${now.tier} · operator ${now.operator} `, labelTags(now)]);
     const line = (label, colour, values, shown, soft) => ({ label, colour, values, soft, total: shown(values.at(-1)) });
-    title.textContent = found.label ? `${found.label} · ${found.network}` : id;
+    title.textContent = found.label || id; // it begins with the network
     problem.replaceChildren();
+    const drawing = { step: found.step_s, span: [from, to].map((time) => Date.parse(time) / 1000) };
     nothing.hidden = found.times.length > 0;
     grid.hidden = !found.times.length;
-    latency.draw(found.times, [line("p50", "series-0", found.p50_ms, format.millis), line("p99", "series-1", found.p99_ms, format.millis, true)], { step: found.step_s });
-    errors.draw(found.times, [line("failed", "series-4", found.error_rate, format.percent)], { unit: "of calls", step: found.step_s });
-    lag.draw(found.times, [line("behind", "series-3", found.lag_blocks, format.compact)], { unit: "blocks", step: found.step_s });
-    breaker.draw(found.times, [line("not closed", "series-5", found.breaker_open, format.percent)], { unit: "of the time", step: found.step_s });
+    latency.draw(found.times, [line("p50", "series-0", found.p50_ms, format.millis), line("p99", "series-1", found.p99_ms, format.millis, true)], drawing);
+    errors.draw(found.times, [line("failed", "series-4", found.error_rate, format.percent)], { ...drawing, unit: "of calls" });
+    lag.draw(found.times, [line("behind", "series-3", found.lag_blocks, format.compact)], { ...drawing, unit: "blocks" });
+    breaker.draw(found.times, [line("not closed", "series-5", found.breaker_open, format.percent)], { ...drawing, unit: "of the time" });
   };
   const node = el("div", null, el("a.crumb", { href: "#/operator/upstreams" }, "← Upstreams"),
     heading(title, { lead: [about, el("br"), LEAD], actions: control.node }), problem, grid, nothing);
