@@ -264,9 +264,19 @@ class Dispatcher(FlightHandler):
         upstream = self._another(flight, now, has_block=answers, has_credits=answers and age < HEDGE_CEILING_S)
         if upstream is None:
             self._repeat(flight, now)
+            if age >= HEDGE_CEILING_S and not flight.done and flight.newest(now)[1] >= HEDGE_CEILING_S:
+                self._settle(flight, now)
             return
         flight.leave_older(now)
         self.send(flight, upstream, now)
+
+    def _settle(self, flight: Flight, now: float) -> None:
+        """The call hangs on the last upstream, and another one has replied with an error that is about the call or with a
+        doubtful result: that is better than a timeout."""
+        if flight.fallback_result is not None or flight.fallback_weight > upstream_errors.TROUBLE:
+            for upstream in flight.under_way():
+                upstream.count_late(flight.began_at(upstream), now)
+            self._complete_best(flight, flight.fallback_error)
 
     def _repeat(self, flight: Flight, now: float) -> None:
         """The call hangs on every upstream. Send it again to an upstream that was silent and is back."""
