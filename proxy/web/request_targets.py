@@ -1,8 +1,9 @@
 """Request targets: keys are taken out of them, and URLs of other services become native ones, before anything else sees them.
 
-A key can be the last segment of a path for JSON-RPC or a socket, `/v1/rpc/{chain}/{network}/{key}`, or `apiKey` in the query of
-any path. Aliases that are switched on (core/url_aliases) map other URLs to a network and a key. Handlers, logs, traces and
-records get the native target without keys.
+A key can be the last segment of a path for JSON-RPC or a socket, `/v1/rpc/{chain}/{network}/{key}`, the segment before a route
+of a REST chain, `/v1/rest/{chain}/{network}/{key}/…`, or `apiKey` in the query of any path. Aliases that are switched on
+(core/url_aliases) map other URLs to a network and a key. Handlers, logs, traces and records get the native target without keys.
+A slash at the end of a path for JSON-RPC is dropped: clients of Bitcoin add one to every URL.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from proxy.core.url_aliases import RequestKind, SplitUrl, UrlAliases
 
 QUERY_NAME = "apiKey"
 _PATH_KEY = re.compile(r"(/v1/(?:rpc|ws|bundler|paymaster)/[^/]+/[^/]+)/([^/]+)(/?)")
+_SLASH = re.compile(r"(/v1/rpc/[^/]+/[^/]+)/")
+# A route never begins like a key.
+_REST_KEY = re.compile(r"(/v1/rest/[^/]+/[^/]+)/(svc_(?:live|test)_[^/]*)(/.*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,10 @@ def read_target(text: str) -> RequestTarget:
     key = ""
     if found := _PATH_KEY.fullmatch(path):
         path, key = found[1] + found[3], unquote(found[2])
+    elif found := _SLASH.fullmatch(path):
+        path = found[1]
+    elif found := _REST_KEY.fullmatch(path):
+        path, key = found[1] + (found[3] or "/"), unquote(found[2])
     if QUERY_NAME not in unquote(query):
         return RequestTarget(path, query, key)
     parts = [part.partition("=") for part in query.split("&")]
