@@ -35,8 +35,11 @@ MAX_DEPTH: Final = 500
 NULL = b"null"
 NO_PARAMS = b"[]"
 
-# A call: its method, its params and its id as they were sent. An empty id is a notification's.
+# A call: its method, its params and its id as they were sent. An empty id is a notification's. That of a call before JSON-RPC
+# 2.0 is followed by OLD_SUCCESS: replies to such calls have both members, `result` and `error`, and one of them is null. The
+# clients of Bitcoin read `error` without checking that it is there.
 RawCall: TypeAlias = tuple[str, bytes, bytes]
+OLD_SUCCESS: Final = b',"error":null'
 
 
 class Envelope(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -139,7 +142,8 @@ def _parse_old(body: bytes, dialect: Dialect) -> RawCall:
             body.decode()
         if has_too_many_values(body):
             raise MalformedCall(PARSE_ERROR, TOO_DEEP)
-        call = checked(_old_envelope(body), dialect)
+        envelope = _old_envelope(body)
+        call = checked(envelope, dialect)
     except _BAD as exc:
         raise _malformed(body, exc, dialect) from None
     if b"\\" in body or max(map(body.count, _OLD_NAMES)) > 1:
@@ -148,7 +152,7 @@ def _parse_old(body: bytes, dialect: Dialect) -> RawCall:
         pairs = json.loads(body, object_pairs_hook=list, parse_int=str, parse_float=str)
         if len(dict(pairs)) < len(pairs):
             raise MalformedCall(INVALID_REQUEST, "a member is repeated")
-    return call
+    return call if envelope.jsonrpc == "2.0" or not call[2] else (call[0], call[1], call[2] + OLD_SUCCESS)
 
 
 def checked(envelope: Envelope | OldEnvelope, dialect: Dialect = STRICT) -> RawCall:
@@ -284,6 +288,8 @@ def result_start(id: bytes) -> bytes:  # noqa: A002
 
 
 def error_reply(id: bytes, error: bytes) -> bytes:  # noqa: A002
+    if id.endswith(OLD_SUCCESS):
+        return b"".join((ENVELOPE_START, id.removesuffix(OLD_SUCCESS), b',"result":null,"error":', error, b"}"))
     return b"".join((ENVELOPE_START, id or NULL, b',"error":', error, b"}"))
 
 

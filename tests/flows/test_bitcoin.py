@@ -19,6 +19,7 @@ import orjson
 import pytest
 
 from tests.bitcoin_nodes import BitcoinNode, LitecoinNode, agree, bitcoin_nodes, wait_for
+from tests.client_scripts import run_script
 from tests.faults import fault_proxy
 from tests.http_client import HttpClient
 from tests.rpc_harness import NetworkHarness
@@ -291,3 +292,64 @@ async def test_clients_of_bitcoin_work(litecoin_nodes: list[BitcoinNode]) -> Non
             reply = await harness.worker.send(orjson.dumps(envelope), network=harness.network)
             assert reply.json["result"] == height, (envelope, reply)
             assert reply.json["id"] == envelope["id"]
+            # Replies to calls before JSON-RPC 2.0 have both members.
+            assert ("error" in reply.json) == (envelope.get("jsonrpc") != "2.0"), (envelope, reply)
+            assert reply.json.get("error") is None
+            wrong = await harness.worker.send(
+                orjson.dumps({**envelope, "method": "getblockhash", "params": [9999999]}), network=harness.network
+            )
+            assert wrong.json["error"]["code"] == -8, (envelope, wrong)
+            assert ("result" in wrong.json) == (envelope.get("jsonrpc") != "2.0"), (envelope, wrong)
+
+
+@on_uvloop
+async def test_batches_of_old_envelopes_have_both_members(litecoin_nodes: list[BitcoinNode]) -> None:
+    """python-bitcoinrpc reads `error` of every item of a batch."""
+    async with bitcoin_harness(litecoin_nodes, blocks=3) as harness:
+        calls = [{"version": "1.1", "method": "getblockhash", "params": [at], "id": at} for at in range(6)]
+        reply = await harness.worker.send(orjson.dumps(calls), network=harness.network)
+        found = {each["id"]: each for each in reply.json}
+        for at in range(6):
+            assert {"result", "error"} <= found[at].keys()
+            assert (found[at]["error"] is None) == (at <= 3), found[at]
+            assert (found[at]["result"] is None) == (at > 3), found[at]
+
+
+@on_uvloop
+async def test_bitcoin_core_of_npm_works(litecoin_nodes: list[BitcoinNode]) -> None:
+    async with bitcoin_harness(litecoin_nodes) as harness:
+        node = litecoin_nodes[0]
+        task = {
+            "host": f"http://127.0.0.1:{harness.worker.port}/v1/rpc/litecoin/regtest",
+            "password": harness.worker.keys["main"],
+            "raw": await pay(node),
+        }
+        seen = await asyncio.to_thread(run_script, "bitcoin_core.mjs", task, within_s=60)
+        assert seen["height"] == seen["info"]["blocks"] == await node.ask("getblockcount")
+        assert seen["block"]["hash"] == seen["hash"] == await node.ask("getblockhash", 5)
+        assert [each["name"] for each in seen["batch"]] == ["RpcError", "Number"], seen["batch"]
+        assert seen["batch"][1]["value"] == seen["height"]
+        assert seen["txid"] == (await node.ask("decoderawtransaction", task["raw"]))["txid"]
+        assert seen["wrong"] == {"name": "RpcError", "code": -8}
+
+
+@on_uvloop
+async def test_unknown_transaction_does_not_wait_for_a_hung_upstream(litecoin_nodes: list[BitcoinNode]) -> None:
+    """Upstreams do not have every transaction, so a second one is asked; the first one's error is good enough if it hangs."""
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        await wait_for(litecoin_nodes, session)
+        await litecoin_nodes[0].make(5)
+        await agree(litecoin_nodes)
+        proxy = await stack.enter_async_context(fault_proxy(litecoin_nodes[0].port))
+        hung = proxy.url.replace("http://", "http://user:secret@")
+        running = await stack.enter_async_context(
+            running_worker({"litecoin/regtest": [litecoin_nodes[0].url, hung]}, rpc={"call_timeout_s": 25})
+        )
+        harness = BitcoinHarness(running, "litecoin/regtest")
+        harness.nodes, harness.transactions = litecoin_nodes, []
+        await harness.settled()
+        await proxy.switch("black_hole")
+        async with asyncio.timeout(12):
+            reply = await harness.call("getrawtransaction", ["ab" * 32, True])
+        assert reply.json["error"]["code"] == -5
