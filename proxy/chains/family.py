@@ -23,6 +23,7 @@ from proxy.chains.lookups import NO_LOOKUPS, Lookups
 from proxy.core.caching import Lifetime
 from proxy.core.data_bounds import DataKind
 from proxy.core.jsonrpc import STRICT, Dialect
+from proxy.core.rest_routes import RestTransport
 from proxy.core.upstream_errors import ErrorRule
 
 T = TypeVar("T")
@@ -81,6 +82,7 @@ class Method:
     `cases`: other values of `cache`, by the value of a param.
     `final_if`: a path into the result (`lookups.py`) of a `hash` method, and the values with which it never changes again. A
     number there is that of a block. Without it, a result that is found by its hash never changes.
+    `never_if`: a path into the result, and the values with which it is not cached at all.
     `volatile`: members of the result that differ between upstreams or change with every block: comparisons leave them out.
     `fresh`: results at a moving block are not cached, because the caller's own writes must show at once (nonces).
     `empty`: an empty result is doubtful if the upstream that returned it is behind.
@@ -112,6 +114,7 @@ class Method:
     cache: CacheRule = "never"
     cases: tuple[CacheCase, ...] = ()
     final_if: FinalResult | None = None
+    never_if: FinalResult | None = None
     volatile: tuple[str, ...] = ()
     fresh: bool = False
     empty: bool = False
@@ -297,6 +300,7 @@ class Family:
     does not say otherwise.
     `is_empty(method, result)`: whether an upstream that is behind would return the same.
     `error_rules`: what errors of its nodes mean, before the rules that hold for all (`core/upstream_errors.py`).
+    `rest`: its upstreams serve REST routes, and its methods are those routes (`core/rest_routes.py`); None for JSON-RPC.
     `dialect`: the JSON-RPC that its clients speak. `batches`: its upstreams accept batches.
     `at_head`: reads that depend on the head go to upstreams that have it. Otherwise a small lag is accepted.
     `sends_to_all`: a write that is `identified` is sent to every upstream.
@@ -327,6 +331,7 @@ class Family:
     lag_blocks: int = 0
     facts: Mapping[str, Any] = field(default_factory=dict)
     error_rules: tuple[ErrorRule, ...] = ()
+    rest: RestTransport | None = None
     dialect: Dialect = STRICT
     batches: bool = True
     at_head: bool = False

@@ -5,7 +5,8 @@ family's tags and a param that is left out mean a moving head; any other text is
 row's cache rule, or that of the first of its `cases` that fits, decides how long a result is valid:
 
 `static` and `hash` results never change, the latter only once `final_if` holds, if the row has it. A `block` result is final
-when its block is, and one at a hash is as final as a `hash` result. Everything else is valid until the head moves.
+when its block is or when `final_if` says so, and one at a hash is as final as a `hash` result. Everything else is valid until
+the head moves.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.chains.family import HASH, NONE, AddressFormat, BlockRef, CacheRule, Family, HeadReader, Method
+from proxy.chains.family import HASH, NONE, AddressFormat, BlockRef, CacheRule, Family, FinalResult, HeadReader, Method
 from proxy.chains.lookups import ABSENT, Lookup, Lookups, NumberForm, number_of, number_text, text_of, value_at
 from proxy.core.caching import Lifetime
 
@@ -124,22 +125,33 @@ class _Rules:
         rule = cache_rule(method, params)
         if rule == "never" or ref.tag in self.names.pending or is_empty(method, result):
             return "never"
+        if method.never_if is not None and _has_value(result, method.never_if):
+            return "never"
         if rule == "static":
             return "forever"
         if rule == "hash" or (rule == "block" and ref.kind == "hash"):
             return self._by_result(method, result, final)
         if rule == "block" and ref.kind == "number":
-            return "forever" if ref.number <= final else "head" if ref.number <= head else "never"
+            is_final = ref.number <= final or _says_final(method, result)
+            return "forever" if is_final else "head" if ref.number <= head else "never"
         return "never" if method.fresh else "head"
 
     def _by_result(self, method: Method, result: bytes, final: int) -> Lifetime:
         if method.final_if is None:
             return "forever"
-        value = value_at(result, method.final_if.path)
         if method.final_if.values:
-            return "forever" if _decoded(value) in method.final_if.values else "head"
-        number = number_of(value, self.names.numbers)
+            return "forever" if _says_final(method, result) else "head"
+        number = number_of(value_at(result, method.final_if.path), self.names.numbers)
         return "forever" if number is not None and number <= final else "head"
+
+
+def _says_final(method: Method, result: bytes) -> bool:
+    """Whether the result says by itself that it never changes again."""
+    return method.final_if is not None and _has_value(result, method.final_if)
+
+
+def _has_value(result: bytes, wanted: FinalResult) -> bool:
+    return _decoded(value_at(result, wanted.path)) in wanted.values
 
 
 def cache_rule(method: Method, params: bytes) -> CacheRule:

@@ -12,6 +12,7 @@ import time
 
 from aiohttp import web
 
+from proxy.chains.families import family_of
 from proxy.compose.accounts import AccountsFeature
 from proxy.compose.dashboard import DashboardFeature
 from proxy.compose.data import DataFeature
@@ -23,6 +24,7 @@ from proxy.compose.smart_wallets import SmartWalletFeature
 from proxy.compose.webhooks import WebhookFeature
 from proxy.compose.worker_loops import sweep, update_date, write_counts
 from proxy.core.dashboard_links import site_of
+from proxy.core.rest_routes import VERBS
 from proxy.errors import Unavailable
 from proxy.memory_budget import MemoryBudget
 from proxy.services.accounts.socket_caps import SocketCaps
@@ -75,6 +77,7 @@ from proxy.web.rest.requests import RequestRecordHandlers
 from proxy.web.rest.usable_networks import UsableNetworks
 from proxy.web.rpc.handler import RpcHandler
 from proxy.web.rpc.paymaster import PaymasterHandler
+from proxy.web.rpc.rest_handler import REST_PATH, RestCallHandler
 from proxy.web.websocket.client_sockets import ClientSockets
 from proxy.web.websocket.handshake import SOCKET_PATH, Handshake
 from proxy.web.websocket.socket_context import SocketContext
@@ -236,7 +239,7 @@ class App:
         """Everything that aiohttp serves: the API, the pages and the WebSocket handshake."""
         server = self.settings.server
         self.api_spec = api_spec.load(SCHEMAS)
-        cross_origin = CrossOrigin(routes.roots_for_keys(self.api_spec), server.cors_origins)
+        cross_origin = CrossOrigin({*routes.roots_for_keys(self.api_spec), routes.REST_ROOT}, server.cors_origins)
         self.api = api = ApiMiddleware(
             self.admission,
             self.limiter,
@@ -256,6 +259,8 @@ class App:
         self.web.add_routes(pages.routes())
         self.web.add_routes(routes.of_spec(self.api_spec, self._handlers(api, resolver)))
         self.web.add_routes([web.get(SOCKET_PATH, Handshake(api, resolver, self.sockets).answer, allow_head=False)])
+        rest = RestCallHandler(api, resolver, self.rpc, self.networks, shows_upstream=self.settings.rpc.show_upstream)
+        self.web.add_routes([web.route(verb, REST_PATH, rest.answer, expect_handler=routes.expect) for verb in VERBS])
         aliases = load_aliases(self.settings.aliases, self._tables, own=self.settings.data_files.directory)
         self._targets = TargetReader(aliases, routes.own_roots(self.web))
 
@@ -364,7 +369,7 @@ class App:
             f"{routes.BASE}/{stem}/{chain}/{network.name}": route
             for stem, found in (("rpc", self.networks), ("bundler", self.smart_wallets.bundlers))
             for network in self._tables.chains.networks()
-            if (route := found.find(network)) is not None
+            if (route := found.find(network)) is not None and (stem != "rpc" or family_of(network).rest is None)
             for chain in (network.chain.name, *network.chain.aliases)
         }
         return RequestHeaderReader(

@@ -18,6 +18,7 @@ from proxy.core.credits import CallPrices, CreditMeter, CreditTable
 from proxy.core.data_bounds import DataBounds, of_archive
 from proxy.core.heads import NetworkHead
 from proxy.core.limits import CallRate, ProcessRate
+from proxy.core.rest_routes import RestTransport
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.services.bundler import bundler_policies
 from proxy.services.rpc.dispatcher import Dispatcher, Takeovers
@@ -36,6 +37,7 @@ from proxy.turn_queue import TurnQueue
 from proxy.wire.address import UpstreamAddress, headers_of
 from proxy.wire.http_upstream import HttpUpstream
 from proxy.wire.redaction import private_words
+from proxy.wire.rest_upstream import RestUpstream
 from proxy.wire.upstream import ReplyMemory, Upstream
 from proxy.wire.websocket_upstream import WebSocketUpstream
 from proxy.wire.write_buffer import WriteBuffer
@@ -206,7 +208,8 @@ class NetworkBuilder:
 
     def _upstream(self, network: Network, label: str, index: int, given: UpstreamSettings, kind: str) -> Upstream:
         batch = given.batch if family_of(network).batches else 1
-        upstream = self._built(self._health(network, label, index, given, kind), given, batch)
+        rest = None if kind else family_of(network).rest
+        upstream = self._built(self._health(network, label, index, given, kind), given, batch, rest)
         upstream.memory = self._held
         upstream.private_words = private_words(given.url, headers_of(given), given.proxy)
         return upstream
@@ -260,10 +263,14 @@ class NetworkBuilder:
             return self._leases.rate(upstream_id, per_second)
         return SharedRate(self._memory.upstreams, upstream_id, per_second, self._hosts)
 
-    def _built(self, health: UpstreamHealth, given: UpstreamSettings, batch: int) -> Upstream:
+    def _built(
+        self, health: UpstreamHealth, given: UpstreamSettings, batch: int, rest: RestTransport | None
+    ) -> Upstream:
         if given.url.startswith("ws"):
             return WebSocketUpstream(health, given, limit=given.connections, batch=batch)
         address = UpstreamAddress.of(given)
+        if rest is not None:
+            return RestUpstream(health, address, self._write_buffer, self._turns, rest, limit=given.connections)
         depth = given.depth or self._settings.rpc.depth
         return HttpUpstream(
             health, address, self._write_buffer, self._turns, limit=given.connections, depth=depth, batch=batch

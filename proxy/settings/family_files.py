@@ -16,9 +16,20 @@ from proxy.chains.lookups import Lookup, LookupCall, Lookups
 from proxy.chains.tabled import BlockNames, family_of_tables
 from proxy.chains.write_ids import WRITE_IDS
 from proxy.core.jsonrpc import Dialect
-from proxy.core.upstream_errors import matching
+from proxy.core.rest_routes import RestTransport, template_fault
+from proxy.core.upstream_errors import ErrorRule, matching
 from proxy.settings.toml_files import checked, with_line
 
+# What statuses of REST upstreams mean where the family's own rules do not say otherwise. Something that is not found may be
+# missing because the upstream is behind.
+_OF_STATUSES: tuple[ErrorRule, ...] = (
+    matching("invalid", codes=(400, 406, 411, 413, 414, 415, 422)),
+    matching("unauthorized", codes=(401, 402, 403, 407)),
+    matching("behind", codes=(404,)),
+    matching("unsupported", codes=(405, 501)),
+    matching("missing_data", codes=(410,)),
+    matching("timeout", codes=(408, 504)),
+)
 _PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
 # The values that a lookup must read, one of each group.
 _NEEDED: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -69,24 +80,34 @@ def family_in(data: Mapping[str, Any]) -> Family:
         lag_blocks=timing.get("lag_blocks", 0),
         facts={name: value for name, value in timing.items() if name != "lag_blocks"},
         head=replace(reader.head, lookups=lookups),
+        rest=_rest(transport["rest"]) if "rest" in transport else None,
         dialect=Dialect(
             named_params=transport.get("params") == "any", old_versions=len(transport.get("envelopes", ())) > 1
         ),
         batches=transport.get("batches", True),
         socket_calls=transport.get("sockets") == "calls",
         standard_errors=errors.get("standard", False),
-        error_rules=tuple(
-            matching(
-                rule["kind"],
-                *rule.get("phrases", ()),
-                codes=rule.get("codes", ()),
-                in_data=errors.get("phrases_in") == "data",
-            )
-            for rule in errors.get("rules", ())
-        ),
+        error_rules=(*_error_rules(errors), *(_OF_STATUSES if "rest" in transport else ())),
         sends_to_all=writes.get("to_all", False),
         refused=data.get("refused", {}),
         **changes,
+    )
+
+
+def _error_rules(errors: Mapping[str, Any]) -> Iterator[ErrorRule]:
+    for rule in errors.get("rules", ()):
+        phrases, codes = rule.get("phrases", ()), rule.get("codes", ())
+        yield matching(rule["kind"], *phrases, codes=codes, in_data=errors.get("phrases_in") == "data")
+
+
+def _rest(given: Mapping[str, Any]) -> RestTransport:
+    usual = RestTransport()
+    return RestTransport(
+        tuple(given.get("types", usual.types)),
+        tuple(given.get("body_types", usual.body_types)),
+        frozenset(given.get("request_headers", ())),
+        frozenset(given.get("reply_headers", ())),
+        given.get("events", ""),
     )
 
 
@@ -95,8 +116,21 @@ def _lookup(given: Mapping[str, Any], numbers: Any) -> Lookup:
     return Lookup(calls, numbers, given.get("unknown_parent", ""))
 
 
+def _rest_faults(data: Mapping[str, Any]) -> Iterator[str]:
+    """The calls of a REST family are routes, and its params are objects."""
+    if "rest" not in data.get("transport", {}):
+        return
+    for name, given in data["lookups"].items():
+        for index, call in enumerate(given["calls"]):
+            if fault := template_fault(call["method"]):
+                yield f"lookups.{name}.calls.{index}.method: {fault}"
+            if not isinstance(call.get("params"), Mapping):
+                yield f'lookups.{name}.calls.{index}.params: must be a table such as {{ path = {{ id = "head" }} }}'
+
+
 def _file_faults(data: Mapping[str, Any]) -> Iterator[str]:
     """Faults that the schema cannot detect."""
+    yield from _rest_faults(data)
     named = {f"lookups.{name}": given for name, given in data["lookups"].items()}
     named |= {f"bounds.{kind}": given for kind, given in data.get("bounds", {}).items()}
     for place, given in named.items():

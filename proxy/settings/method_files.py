@@ -1,4 +1,4 @@
-"""Loads the JSON-RPC methods of each chain family from `config/methods/*.toml`.
+"""Loads the methods of each chain family from `config/methods/*.toml`.
 
 A file names a family, perhaps the chains that have its methods, and the methods. A chain that is not configured is ignored.
 Several files may add methods to a family, but no method is defined twice.
@@ -14,6 +14,7 @@ import msgspec
 
 from proxy.chains.evm.bundler_methods import BUNDLER
 from proxy.chains.family import Family, Method, MethodTable
+from proxy.core.rest_routes import RouteTable, template_fault
 from proxy.settings.toml_files import checked, with_line
 
 
@@ -26,10 +27,25 @@ def load_methods(paths: Iterable[Path], families: Mapping[str, Family], faults: 
             faults += [with_line(path, fault) for fault in _file_faults(data, tables)]
             tables.setdefault(data["family"], {}).update((method.name, method) for method in _methods_in(data))
     for name, family in families.items():
+        faults += [f"config/methods: {name}: {fault}" for fault in _route_faults(family, tables[name])]
         both = sorted({*tables[name]} & {*family.refused})
         faults += [f"{name}.toml: refused.{method}: a file of methods has it too" for method in both]
     faults += [f"config/methods: there are no methods of the family {name}" for name in tables if not tables[name]]
     return dict(tables)
+
+
+def _route_faults(family: Family, methods: MethodTable) -> Iterator[str]:
+    """Methods of a REST family are routes, and those of other families are not."""
+    if family.rest is None:
+        yield from (f"{name!r} is a route, and the family has no REST transport" for name in methods if " " in name)
+        return
+    wrong = [f"{name!r} {fault}" for name in methods if (fault := template_fault(name))]
+    yield from wrong
+    if not wrong:
+        try:
+            RouteTable(methods)
+        except ValueError as exc:
+            yield str(exc)
 
 
 def _methods_in(data: Mapping[str, Any]) -> Iterator[Method]:
@@ -69,8 +85,8 @@ def _method_faults(method: Method) -> Iterator[str]:
         yield 'about needs kind = "read"'
     if method.block_name and not has_block:
         yield "block_name needs block_at"
-    if method.final_if is not None and method.cache != "hash" and "hash" not in [case.cache for case in method.cases]:
-        yield 'final_if needs cache = "hash"'
+    if method.final_if is not None and not {"hash", "block"} & {method.cache, *[case.cache for case in method.cases]}:
+        yield 'final_if needs cache = "hash" or "block"'
     if method.answer and _parsed(method.answer) is msgspec.UNSET:
         yield "answer must be JSON"
 

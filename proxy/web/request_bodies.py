@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 from aiohttp import web
@@ -15,6 +15,7 @@ from proxy.tasks import client_of_task
 from proxy.web.api_spec import ApiOperation, refused_body
 from proxy.web.front.connection_limiter import ConnectionLimiter
 from proxy.web.front.handler_connection import HandlerConnection
+from proxy.web.reply import JSON
 
 # The sender of a body, and the memory that is counted for it.
 _HELD: web.RequestKey[tuple[str, int]] = web.RequestKey("held", tuple)
@@ -59,11 +60,13 @@ class RequestBodies:
                 return end.value
             await self._limiter.turns.wait(client_of_task.get())
 
-    async def read_body(self, request: web.Request, *, most: int | None = None) -> bytes:
-        """The body, within its deadline and the general size limit, or a lower one."""
+    async def read_body(
+        self, request: web.Request, *, most: int | None = None, types: Collection[str] = (JSON,)
+    ) -> bytes:
+        """The body, within its deadline and the general size limit, or a lower one. `types`: the media types it may have."""
         cap = self._settings.max_body_bytes
         body = bytearray()
-        async for piece in self._pieces(request, min(most or cap, cap)):
+        async for piece in self._pieces(request, min(most or cap, cap), types):
             self._hold(request, len(piece))
             body += piece
         self.release(request)
@@ -82,12 +85,12 @@ class RequestBodies:
             del request[_HELD]
             self._limiter.give_back_body(*held)
 
-    async def _pieces(self, request: web.Request, most: int) -> AsyncIterator[bytes]:
+    async def _pieces(self, request: web.Request, most: int, types: Collection[str] = (JSON,)) -> AsyncIterator[bytes]:
         """The body as it arrives, within its deadline and this size limit."""
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise UnsupportedMedia("compressed bodies are not accepted: send the body without Content-Encoding")
-        if not _is_json(request):
-            raise UnsupportedMedia("the header Content-Type must be application/json")
+        if request.content_type not in types and not (JSON in types and _is_json(request)):
+            raise UnsupportedMedia(f"the header Content-Type must be {' or '.join(types)}")
         too_large = TooLarge(f"the body is larger than {most} bytes")
         if (request.content_length or 0) > most:
             raise too_large

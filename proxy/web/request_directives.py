@@ -13,10 +13,13 @@ from proxy.core.access import Key
 from proxy.core.directives import BY_HEADER, BY_NAME, Directive, Directives
 
 
-def directives_of(request: web.Request, key: Key, labels: Collection[str] | None = None) -> Directives | None:
+def directives_of(
+    request: web.Request, key: Key, labels: Collection[str] | None = None, *, in_query: bool = True
+) -> Directives | None:
     """The directives of a request, or None. Raises if one is not valid, if the key may not use it, or if it names an upstream
-    that is not among `labels`, which is None for requests that are not JSON-RPC."""
-    given = [*_given(request)]
+    that is not among `labels`, which is None for requests that are not sent to one. `in_query`: the query is ours, and not an
+    upstream's."""
+    given = [*_given(request, in_query=in_query)]
     fresh = "no-cache" in request.headers.get("Cache-Control", "").lower()
     found = directives.read(given, fresh=fresh)
     refusal = (
@@ -31,11 +34,11 @@ def directives_of(request: web.Request, key: Key, labels: Collection[str] | None
     return found
 
 
-def _given(request: web.Request) -> Iterable[tuple[Directive, str]]:
+def _given(request: web.Request, *, in_query: bool) -> Iterable[tuple[Directive, str]]:
     for header, text in request.headers.items():
         if (directive := BY_HEADER.get(header.lower())) is not None:
             yield directive, text
-    for name, text in request.query.items():
+    for name, text in request.query.items() if in_query else ():
         if (directive := BY_NAME.get(name)) is not None:
             yield directive, text
 

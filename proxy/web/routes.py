@@ -10,6 +10,8 @@ from proxy.web.api_middleware import CONTINUE, Handler
 from proxy.web.api_spec import ApiSpec
 
 BASE = "/v1"
+# The routes of chains with a REST API. OpenAPI cannot describe a path of any length, so the API spec's introduction does.
+REST_ROOT = f"{BASE}/rest"
 
 
 def of_spec(spec: ApiSpec, handlers: Mapping[str, Handler]) -> list[web.RouteDef]:

@@ -18,6 +18,8 @@ from proxy.wire.tls_client import TlsClient
 from proxy.wire.tunnel import Tunnel, TunnelRefused
 
 CONNECT_TIMEOUT_S = 3.0
+# The header lines of JSON-RPC calls.
+_OF_CALLS = ("Content-Type: application/json", "Accept: application/json")
 P = TypeVar("P", bound=asyncio.Protocol)
 
 
@@ -31,6 +33,10 @@ class UpstreamAddress:
     request_start: bytes = field(repr=False)
     proxy: SplitResult | None = field(default=None, repr=False)
     socket: str = ""
+    # For requests of other kinds: the path and the query of the URL, and the header lines that all requests have.
+    path: str = field(default="/", repr=False)
+    query: str = field(default="", repr=False)
+    lines: tuple[str, ...] = field(default=(), repr=False)
 
     @classmethod
     def of(cls, link: LinkSettings) -> UpstreamAddress:
@@ -38,13 +44,8 @@ class UpstreamAddress:
         host, port = parsed.host or "", parsed.port or (443 if parsed.scheme == "https" else 80)
         # RFC 3986, 3.2.2: an IPv6 address is written in brackets where a port may follow.
         named = f"[{host}]" if ":" in host else host
-        lines = [
-            f"POST {parsed.raw_path_qs} HTTP/1.1",
-            f"Host: {named}" if parsed.is_default_port() else f"Host: {named}:{port}",
-            "Content-Type: application/json",
-            "Accept: application/json",
-            *(["Accept-Encoding: gzip"] if link.asks_for_gzip else ()),
-        ]
+        first = f"Host: {named}" if parsed.is_default_port() else f"Host: {named}:{port}"
+        lines = ["Accept-Encoding: gzip"] if link.asks_for_gzip else []
         if parsed.user is not None:
             pair = f"{parsed.user}:{parsed.password or ''}"
             lines.append(f"Authorization: Basic {base64.b64encode(pair.encode()).decode()}")
@@ -53,9 +54,14 @@ class UpstreamAddress:
             host,
             port,
             TlsClient(link, host) if link.uses_tls else None,
-            "\r\n".join([*lines, "Content-Length: "]).encode("latin-1"),
+            "\r\n".join([f"POST {parsed.raw_path_qs} HTTP/1.1", first, *_OF_CALLS, *lines, "Content-Length: "]).encode(
+                "latin-1"
+            ),
             urlsplit(link.proxy) if link.proxy else None,
             link.socket,
+            parsed.raw_path,
+            parsed.raw_query_string,
+            (first, *lines),
         )
 
     async def dial(self, protocol: Callable[[], P]) -> P:

@@ -214,6 +214,11 @@ class HttpConnection(UpstreamConnection):
         return self._known is not None
 
     @property
+    def header_block(self) -> bytes:
+        """The headers of the reply that is being delivered, as received."""
+        return self._known_bytes
+
+    @property
     def bytes_left(self) -> int:
         return max(0, self._left)
 

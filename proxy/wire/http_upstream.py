@@ -142,6 +142,12 @@ class HttpUpstream(Upstream):
         self, sink: ReplySink, *body: bytes, once: bool = False, fresh: bool = False, header: bytes = b""
     ) -> UpstreamConnection | None:
         request = (self.request_start, b"%d\r\n%b\r\n" % (sum(map(len, body)), header), *body)
+        return self.send_request(sink, request, once=once, fresh=fresh)
+
+    def send_request(
+        self, sink: ReplySink, request: UpstreamRequest, *, once: bool, fresh: bool
+    ) -> UpstreamConnection | None:
+        """Send a whole request. See `submit`."""
         if fresh:
             self._wait(sink, request, fresh=True)
             return None
@@ -164,10 +170,11 @@ class HttpUpstream(Upstream):
             self.submit(sink, *body)
             return
         if self._probes is None:
-            self._probes = HttpUpstream(
-                self.health, self._address, self._write_buffer, self._turns, limit=1, depth=1, batch=1
-            )
+            self._probes = self.probe_pool()
         self._probes.submit(sink, *body)
+
+    def probe_pool(self) -> HttpUpstream:
+        return HttpUpstream(self.health, self._address, self._write_buffer, self._turns, limit=1, depth=1, batch=1)
 
     def _write(self, connection: UpstreamConnection, request: UpstreamRequest) -> None:
         """Write in the order in which the connection's sinks were added."""

@@ -242,7 +242,7 @@ def test_fault_of_a_family_file_names_its_line(own: Path, change: dict[str, str]
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({'price = 2, cache = "hash", final_if': "price = 2, final_if"}, 'final_if needs cache = "hash"'),
+        ({'price = 2, cache = "hash", final_if': "price = 2, final_if"}, 'final_if needs cache = "hash" or "block"'),
         ({"block_at = 1, ": ""}, "block_name needs block_at"),
         ({"toyDeed =": "toyDeed = { price = 1 }\ntoyDeed ="}, "not valid TOML"),
         ({'cache = "static"': 'cache = "statik"'}, "is not one of"),

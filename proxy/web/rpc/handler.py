@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from aiohttp import web
 
 from proxy import telemetry
+from proxy.chains.families import family_of
 from proxy.core import fault_plans, jsonrpc
 from proxy.core.access import Key
 from proxy.core.fault_plans import FaultPlan
 from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.core.pricing import request_units
 from proxy.core.usage import Outcome, outcome_of
-from proxy.errors import Fault
+from proxy.errors import Fault, NotFound
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.calls import HeldResultWaiter, PendingReply, RpcError
 from proxy.services.rpc.held_body import NO_ROOM, HeldBody, ReplyShare
@@ -31,6 +32,8 @@ from proxy.web.front.handler_connection import HandlerConnection
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.request_directives import directives_of
 from proxy.web.request_state import STATE
+
+JSON_TYPE = {"Content-Type": "application/json"}
 
 
 class HeldReply(HeldResultWaiter, PendingReply):
@@ -72,8 +75,10 @@ class HeldReply(HeldResultWaiter, PendingReply):
 class HeldResponse(web.Response):
     """A reply whose memory is given back once it is written, or dropped."""
 
-    def __init__(self, reply: bytes, share: ReplyShare) -> None:
-        super().__init__(body=reply, content_type="application/json")
+    def __init__(
+        self, reply: bytes, share: ReplyShare, *, status: int = 200, headers: Mapping[str, str] = JSON_TYPE
+    ) -> None:
+        super().__init__(status=status, body=reply, headers=headers)
         self._share = share
         weakref.finalize(self, share.give_all)
 
@@ -108,6 +113,11 @@ class RpcHandler:
         with below(state.span, "admission"):
             key = self._api.authentication.authenticate(request, self._operation)
             route = self._resolver.route(key, self._scopes, request.match_info["chain"], request.match_info["network"])
+        if self._operation == "rpc_call" and family_of(route.network).rest is not None:
+            raise NotFound(
+                f"the network {route.network.id} has no JSON-RPC: use its routes at /v1/rest/{route.network.id}/",
+                reason="network",
+            )
         body = await self._api.bodies.read_body(request, most=route.max_body)
         state.network = route.network.id
         state.directives = traced(directives_of(request, key, route.labels), state.span)
@@ -166,7 +176,7 @@ class RpcHandler:
                 looking.set({"penstock.cache": pending.cache})
         state.method, state.invented_name = method_of(pending.policy), invented_name_of(pending.policy)
         try:
-            reply = jsonrpc.result_reply(call[2], await _result_or_leave(request, pending))
+            reply = jsonrpc.result_reply(call[2], await result_or_leave(request, pending))
             outcome: Outcome = "results"
         except RpcError as exc:
             reply = jsonrpc.error_reply(call[2], exc.error)
@@ -205,7 +215,7 @@ class RpcHandler:
 
         batch = self._rpc.call_batch(body, route, key, time.monotonic(), done, refuse, directives=state.directives)
         try:
-            reply = await _result_or_leave(request, pending)
+            reply = await result_or_leave(request, pending)
         except asyncio.CancelledError:
             if state.batch is None:
                 self._api.accounting.leave_batch(key, batch)
@@ -214,7 +224,7 @@ class RpcHandler:
         return reply, state.batch.share
 
 
-async def _result_or_leave(request: web.Request, pending: PendingReply) -> bytes:
+async def result_or_leave(request: web.Request, pending: PendingReply) -> bytes:
     """Wait for the result. If the client leaves first, cancel the call, as on the hot path."""
     connection = request.protocol
     if not isinstance(connection, HandlerConnection):

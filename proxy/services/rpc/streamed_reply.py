@@ -1,0 +1,98 @@
+"""The reply to a request for a REST route, whose large body is passed on as it arrives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+import msgspec
+
+from proxy.errors import BROKEN_REPLY
+from proxy.services.rpc.calls import PendingReply
+from proxy.services.rpc.held_body import NO_ROOM, ReplyShare
+from proxy.wire.upstream import Piece, UpstreamConnection
+
+# A client that has not read this much of a large body pauses it. A request that holds less than a megabyte is not counted.
+MOST_UNREAD: Final = 262_144
+# Between the rest of a record and the body (`core/rest_routes.py`). In a header's value, the quotes would be escaped.
+_BODY: Final = b',"body":'
+
+
+class StreamedReply(PendingReply):
+    """The reply to one request. A large body is received in pieces, which `pieces` has until they are written."""
+
+    __slots__ = ("_connection", "_share", "_unread", "_woken", "is_broken", "is_whole", "length", "pieces")
+    streams = True
+
+    def __init__(self, share: ReplyShare) -> None:
+        super().__init__()
+        self._share = share
+        self._connection: UpstreamConnection | None = None
+        self._woken = asyncio.Event()
+        self._unread = 0
+        self.pieces: deque[bytes] = deque()
+        # The length of a body in pieces, if it is known.
+        self.length: int | None = None
+        self.is_whole = False
+        self.is_broken = False
+
+    @property
+    def is_streamed(self) -> bool:
+        return self._connection is not None
+
+    def on_result(self, result: bytes | msgspec.Raw) -> None:
+        if self.is_answered or self._share.take(len(result)):
+            super().on_result(result)
+        else:
+            self.on_error(NO_ROOM)
+
+    def on_stream(self, beginning: memoryview, left: int | None, connection: UpstreamConnection) -> None:
+        start = bytes(beginning)
+        at = start.find(_BODY)
+        self._connection = connection
+        connection.when_stalled(self._evict)
+        if left is not None:
+            self.length = left - at - len(_BODY)
+        super().on_result(start[:at] + b"}")
+        self.on_stream_piece(start[at + len(_BODY) :])
+
+    def on_stream_piece(self, piece: Piece) -> None:
+        self.pieces.append(bytes(piece))
+        self._unread += len(piece)
+        if self._unread > MOST_UNREAD and self._connection is not None:
+            self._connection.pause()
+        self._woken.set()
+
+    def on_stream_end(self) -> None:
+        self.is_whole = True
+        self._woken.set()
+
+    def on_stream_broken(self) -> None:
+        self.is_broken = True
+        self._woken.set()
+
+    def _evict(self) -> None:
+        """Other calls need the connection, and the client does not read."""
+        self.leave()
+        self.on_stream_broken()
+
+    def leave(self) -> None:
+        if self.flight is not None and not self.is_whole and not self.is_broken:
+            self.flight.leave(self)
+
+    async def next_piece(self) -> bytes:
+        """The next piece of the body; empty at its end. Raises ConnectionError if the upstream has failed: a reply that has
+        begun can only be cut off."""
+        while not self.pieces:
+            if self.is_broken:
+                raise ConnectionError(BROKEN_REPLY)
+            if self.is_whole:
+                return b""
+            self._woken.clear()
+            await self._woken.wait()
+        piece = self.pieces.popleft()
+        self._unread -= len(piece)
+        if self._unread <= MOST_UNREAD and self._connection is not None and not self.is_whole:
+            self._connection.resume()
+        return piece

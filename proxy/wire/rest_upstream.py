@@ -1,0 +1,198 @@
+"""An upstream that serves REST routes over HTTP/1.1 (`core/rest_routes.py`).
+
+To its callers it is an upstream like every other: they submit JSON-RPC calls whose method is a route, and receive JSON-RPC
+replies whose result is a record of the HTTP reply. A *translator* stands between each call's sink and its connection. It makes
+a reply of status 2xx a result, one with another status an error with the status as its code, and passes on the beginning of a
+large reply with the start of its record before it, so that it can be streamed.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Final
+
+import msgspec
+
+from proxy.core.jsonrpc import NOT_JSON, error_reply, result_reply, result_start
+from proxy.core.rest_routes import JSON, RestParams, RestTransport, target_of
+from proxy.core.upstream_health import UpstreamHealth
+from proxy.turn_queue import TurnQueue
+from proxy.wire.address import UpstreamAddress
+from proxy.wire.http1 import CHUNKED, ReplyHeaders
+from proxy.wire.http_connection import HttpConnection
+from proxy.wire.http_upstream import HttpUpstream
+from proxy.wire.upstream import Piece, ReplySink, Upstream, UpstreamConnection
+from proxy.wire.write_buffer import WriteBuffer
+
+# The text of an error reply in which phrases are looked for.
+_LONGEST_MESSAGE: Final = 500
+_DELIVERED_WHOLE: Final = ReplyHeaders(200, CHUNKED, close=False, plain=True)
+_NOT_A_REPLY: Final = b"the reply is not JSON"
+_encode: Final = msgspec.json.encode
+
+
+class RestCall(msgspec.Struct):
+    """The parts of a JSON-RPC call that a request is made of."""
+
+    id: msgspec.Raw
+    method: str
+    params: RestParams
+
+
+_read_call: Final = msgspec.json.Decoder(RestCall).decode
+_is_json: Final = msgspec.json.Decoder(msgspec.Raw).decode
+
+
+class RestUpstream(HttpUpstream):
+    __slots__ = ("_room", "_terms", "_translators")
+
+    def __init__(
+        self,
+        health: UpstreamHealth,
+        address: UpstreamAddress,
+        write_buffer: WriteBuffer,
+        turns: TurnQueue,
+        rest: RestTransport,
+        *,
+        limit: int,
+    ) -> None:
+        super().__init__(health, address, write_buffer, turns, limit=limit, depth=1, batch=1)
+        self._terms = rest
+        # What the pool of probes is made of.
+        self._room = (address, write_buffer, turns)
+        # The translators of the calls that are under way, by their sinks.
+        self._translators: dict[ReplySink, ReplyTranslator] = {}
+
+    def send_call(self, sink: ReplySink, tail: bytes, params: bytes) -> int:
+        return 0  # The short path is for JSON-RPC.
+
+    def submit(
+        self, sink: ReplySink, *body: bytes, once: bool = False, fresh: bool = False, header: bytes = b""
+    ) -> UpstreamConnection | None:
+        call = _read_call(b"".join(body))
+        translator = ReplyTranslator(self, sink, bytes(call.id), self._terms)
+        self._translators[sink] = translator
+        return self.send_request(translator, (self._request(call, header),), once=once, fresh=fresh)
+
+    def _request(self, call: RestCall, header: bytes) -> bytes:
+        """The bytes of the request. Every value in it was checked when the call was made."""
+        address, params = self._room[0], call.params
+        verb, target = target_of(call.method, params)
+        target = address.path.rstrip("/") + target
+        if address.query:
+            target += f"{'&' if '?' in target else '?'}{address.query}"
+        lines = [f"{verb} {target} HTTP/1.1", *address.lines, f"Accept: {params.accept}"]
+        lines += [f"{name}: {value}" for name, value in params.headers.items()]
+        body = b""
+        if verb != "GET":
+            body = params.body.encode() if params.type == JSON else base64.b64decode(params.body)
+            lines += [f"Content-Type: {params.type}", f"Content-Length: {len(body)}"]
+        return b"%b\r\n%b\r\n%b" % ("\r\n".join(lines).encode("latin-1"), header, body)
+
+    def probe_pool(self) -> HttpUpstream:
+        return RestUpstream(self.health, *self._room, self._terms, limit=1)
+
+    def in_flight(self) -> list[ReplySink]:
+        return list(self._translators)
+
+    def leave(self, sink: ReplySink) -> bool:
+        translator = self._translators.pop(sink, None)
+        if translator is not None:
+            return super().leave(translator)
+        return self._probes is not None and self._probes.leave(sink)
+
+    def translated(self, sink: ReplySink) -> None:
+        """The call of this sink is over."""
+        self._translators.pop(sink, None)
+
+
+class ReplyTranslator:
+    """The sink of one request: passes its reply on as that to a JSON-RPC call."""
+
+    def __init__(self, upstream: RestUpstream, sink: ReplySink, id_: bytes, rest: RestTransport) -> None:
+        self._upstream = upstream
+        self._sink = sink
+        self._id = id_
+        self._terms = rest
+
+    @property
+    def client(self) -> str:
+        return self._sink.client
+
+    def on_reply(self, connection: UpstreamConnection, headers: ReplyHeaders, body: bytes) -> None:
+        self._upstream.translated(self._sink)
+        if headers.wants_rest or not headers.plain:
+            self._sink.on_reply(connection, headers, body)
+        else:
+            self._sink.on_reply(connection, _DELIVERED_WHOLE, self._reply(connection, headers.status, body))
+
+    def on_late(self, upstream: Upstream, headers: ReplyHeaders, body: bytes) -> None:
+        self._sink.on_late(upstream, headers, b"")
+
+    def on_large(self, connection: UpstreamConnection, headers: ReplyHeaders, beginning: Piece) -> bool:
+        if not 200 <= headers.status < 300 or not headers.plain:
+            return False
+        start = result_start(self._id) + self._record_start(connection, headers.status)
+        length = headers.length + len(start) if headers.length >= 0 else CHUNKED
+        shown = ReplyHeaders(200, length, close=headers.close, plain=True)
+        return self._sink.on_large(connection, shown, start + bytes(beginning))
+
+    def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None:
+        self._sink.on_piece(connection, piece)
+
+    def on_end(self, connection: UpstreamConnection) -> None:
+        self._upstream.translated(self._sink)
+        self._sink.on_end(connection)
+
+    def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
+        self._upstream.translated(self._sink)
+        self._sink.on_fail(upstream, reason, sent=sent)
+
+    def on_tick(self, connection: UpstreamConnection | None, now: float) -> None:
+        self._sink.on_tick(connection, now)
+
+    def _reply(self, connection: UpstreamConnection, status: int, body: bytes) -> bytes:
+        """The reply to the JSON-RPC call. A body that should be JSON and is not makes it invalid."""
+        is_good = 200 <= status < 300
+        is_json = not body or self._is_json(connection)
+        if not is_json and is_good:
+            encoded = b'"base64":"%b"}' % base64.b64encode(body)
+            return result_reply(self._id, self._record_start(connection, status).removesuffix(b'"body":') + encoded)
+        if is_good:
+            if body and not _is_whole_json(body):
+                return _NOT_A_REPLY
+            return result_reply(self._id, self._record_start(connection, status) + (body or b"null") + b"}")
+        text = body[:_LONGEST_MESSAGE].decode("utf-8", "replace")
+        record = b"null"
+        if is_json and body and _is_whole_json(body):
+            record = self._record_start(connection, status) + body + b"}"
+        error = b'{"code":%d,"message":%b,"data":%b}' % (status, _encode(text or f"status {status}"), record)
+        return error_reply(self._id, error)
+
+    def _is_json(self, connection: UpstreamConnection) -> bool:
+        kind = _headers_in(connection, frozenset(("content-type",))).get("content-type", JSON).partition(";")[0].strip()
+        return kind not in self._terms.types or kind.lower() == JSON
+
+    def _record_start(self, connection: UpstreamConnection, status: int) -> bytes:
+        passed = _headers_in(connection, self._terms.reply_headers | {"content-type"})
+        return b'{"status":%d,"headers":%b,"body":' % (status, _encode(passed))
+
+
+def _is_whole_json(body: bytes) -> bool:
+    try:
+        _is_json(body)
+    except NOT_JSON:
+        return False
+    return True
+
+
+def _headers_in(connection: UpstreamConnection, names: frozenset[str]) -> dict[str, str]:
+    """These headers of the reply that is being delivered."""
+    if not isinstance(connection, HttpConnection):
+        return {}
+    found = {}
+    for line in connection.header_block[:-4].split(b"\r\n")[1:]:
+        name, _, value = line.decode("latin-1").partition(":")
+        if name.lower() in names:
+            found[name.lower()] = value.strip(" \t")
+    return found
