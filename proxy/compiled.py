@@ -67,6 +67,7 @@ MODULES = (
     "proxy.wire.http_connection",
     "proxy.wire.http_upstream",
     "proxy.wire.rest_upstream",
+    "proxy.wire.signing_upstream",
     "proxy.wire.sliced_reading",
     "proxy.wire.tls_transport",
     "proxy.wire.waiting_calls",

@@ -212,6 +212,10 @@ class InternalError(Fault):
     """A fault of the service: a bug, or all upstreams failed."""
 
 
+class NotSent(InternalError):
+    """A call that certainly reached no upstream."""
+
+
 class Unavailable(InternalError):
     """A part that the service needs is away for a moment."""
 

@@ -18,13 +18,14 @@ from typing import Any, cast
 import uvloop
 
 from proxy import settings as settings_room
+from proxy.chains.evm.signer import Signer
 from proxy.chains.registry import Network
 from proxy.core.access import Account, Key
 from proxy.core.limits import BucketRates
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.sponsor.account_versions import AccountVersions
 from proxy.services.sponsor.costs import SponsorCosts
-from proxy.services.sponsor.paymasters import Paymaster, Paymasters, Signer
+from proxy.services.sponsor.paymasters import Paymaster, Paymasters
 from proxy.services.sponsor.policies import PolicyService
 from proxy.services.sponsor.sponsorship import SponsorService
 from proxy.store.postgres.keys import KeyStore

@@ -42,6 +42,11 @@ _RPC_SCHEMA: dict[str, Any] = {
             "description": "Its parameters, as in the node's own documentation.",
             "default": [],
         },
+        "private": {
+            "type": "boolean",
+            "description": "Send a transaction to private relays only, never to the public mempool.",
+            "default": False,
+        },
     },
     "required": ["network", "method"],
     "additionalProperties": False,
@@ -164,7 +169,8 @@ class ToolCalls:
                 is_error=True,
             )
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": list(arguments.get("params") or ())}
-        return await self._send("POST", f"/v1/rpc/{network}", caller, json=body)
+        private = {"private": "1"} if arguments.get("private") else {}
+        return await self._send("POST", f"/v1/rpc/{network}", caller, json=body, params=private)
 
     def _is_read(self, method: str) -> bool:
         return any(method in table and table[method].kind == "read" for table in self.methods.values())

@@ -106,6 +106,11 @@ def _add_restrictions(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="accept the key in the URL of a request, where it is easily logged or copied (default: no)",
     )
+    parser.add_argument(
+        "--private-transactions",
+        action=argparse.BooleanOptionalAction,
+        help="send its transactions to relays only, never to the public mempool (default: no)",
+    )
     parser.add_argument("--expires-at", metavar="TIME", help="end the key then, as in 2027-01-31T00:00:00Z; or never")
     parser.add_argument("--owner", metavar="TEXT", help="who answers for the key, such as a team")
     parser.add_argument("--note", metavar="TEXT", help="what the key is for")
@@ -181,6 +186,7 @@ def _restrictions(args: argparse.Namespace, *, anywhere: bool = False, anything:
         methods=() if anything else args.allow_method,
         contracts=() if anything else args.allow_contract,
         in_url=args.allow_in_url,
+        private=args.private_transactions,
     )
     if change.networks or change.methods:
         known_uses(context.tables_of(context.load(args))).check(change)

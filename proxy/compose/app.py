@@ -44,6 +44,7 @@ from proxy.store.postgres.index_databases import IndexDatabases
 from proxy.store.postgres.local_copy import CopyDirectory
 from proxy.store.postgres.notices import Notices
 from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.private_transactions import PrivateTransactionStore
 from proxy.store.postgres.replica import replica_reads
 from proxy.store.postgres.request_store import RequestStore
 from proxy.store.postgres.spending import SpendingStore
@@ -208,6 +209,7 @@ class App:
             tasks=self.tasks,
             polls=self.memory.polls,
             on_contradiction=self.contradictions.note,
+            private=PrivateTransactionStore(self.pool),
         )
         self.networks = self.plane.networks
         self.rpc = self.plane.rpc
@@ -406,8 +408,8 @@ class App:
         await self.dashboard.cordons.load_copy()
 
     @property
-    def _groups(self) -> tuple[Networks, Networks]:
-        return self.networks, self.smart_wallets.bundlers
+    def _groups(self) -> tuple[Networks, ...]:
+        return self.networks, self.smart_wallets.bundlers, self.plane.relays
 
     def _follow(self) -> None:
         """Start the loops that follow the database."""

@@ -32,6 +32,7 @@ from proxy.services.follower.network_follower import NetworkFollower
 from proxy.services.follower.sinks import FollowerSink, HoldingsSink, NoHoldingsSink, TransfersSink, topics_of
 from proxy.services.process_reports import ProcessReports
 from proxy.services.readiness import probes
+from proxy.services.relays.public_fallback import PublicFallback
 from proxy.services.rpc.filter_ids import FilterIds
 from proxy.services.rpc.forwarder import Forwarder
 from proxy.services.rpc.internal_calls import InternalCalls
@@ -46,6 +47,7 @@ from proxy.store.postgres.fleet import FleetStore
 from proxy.store.postgres.index_databases import INDEX, IndexDatabases
 from proxy.store.postgres.notices import Notices
 from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.private_transactions import PrivateTransactionStore
 from proxy.store.postgres.spending import SpendingStore
 from proxy.store.shared_memory.host_memory import HostMemory
 from proxy.tasks import Tasks
@@ -206,8 +208,16 @@ class Background:
             if "follower" in family_of(route.network).features and self.settings.follower.follows(name):
                 self._follow(name, route)
         self.tasks.start("operation cleanup", operation_cleanup(self.settings, self.pool).run)
+        private = [each for name, each in self.networks.routes.items() if name in self._with_relays()]
+        if private:
+            fallback = PublicFallback(PrivateTransactionStore(self.pool), self.internal_calls, private)
+            self.tasks.start("public fallback", fallback.run)
         settling = gas.settlement_loop(self.settings, self.tables, self.pool, self.networks.routes.values())
         self.tasks.start("settling", settling.run)
+
+    def _with_relays(self) -> set[str]:
+        found = [self.tables.chains.find(*each.network.split("/")) for each in self.settings.relays]
+        return {network.id for network in found if network is not None}
 
     def _follow(self, name: str, route: Route) -> None:
         events = self.events(route)

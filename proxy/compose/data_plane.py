@@ -9,6 +9,8 @@ from proxy.services.accounts.metering import Meters
 from proxy.services.feed.feed_terms import FeedTerms
 from proxy.services.feed.feeds import feeds_of
 from proxy.services.feed.head_announcements import HeadAnnouncements
+from proxy.services.relays.private_lookup import LOOKED_UP, PrivateLookup
+from proxy.services.relays.private_sender import PrivateTransactions
 from proxy.services.rpc.block_waits import BlockWaits
 from proxy.services.rpc.dispatcher import Takeovers
 from proxy.services.rpc.filter_ids import FilterIds
@@ -21,6 +23,7 @@ from proxy.services.rpc.rpc_service import RpcService
 from proxy.services.rpc.tracker import Tracker, start_tracking
 from proxy.services.rpc.verifier import OnContradiction, Verifier
 from proxy.settings import Settings
+from proxy.store.postgres.private_transactions import PrivateTransactionStore
 from proxy.store.shared_memory.poll_table import PollTable
 from proxy.store.valkey.shared_replies import SharedReplies
 from proxy.tasks import Tasks
@@ -39,25 +42,34 @@ class DataPlane:
         tasks: Tasks,
         polls: PollTable,
         on_contradiction: OnContradiction,
+        private: PrivateTransactionStore,
     ) -> None:
-        """`polls`: those of upstreams, which the processes of the host share."""
+        """`polls`: those of upstreams, which the processes of the host share. `private`: transactions sent to relays."""
         self._tasks = tasks
         self._shared = _shared_replies(settings)
         states = builder.states(self._shared)
         self.trackers = {name: Tracker(state, table=polls) for name, state in states.items()}
         self.meters = Meters(admission)
+        self.relays = builder.relays()
+        lookup = PrivateLookup(self.relays, private, tasks, self.meters)
         takeovers = {
             name: Takeovers(
                 logs=LogQueries(tasks, settings.rpc, tracker, self.meters),
+                nulls=lookup if name in self.relays.routes else None,
                 block_waits=BlockWaits(tracker.look, tasks),
                 rest_waits=RestWaits(),
             )
             for name, tracker in self.trackers.items()
         }
         self.networks = builder.networks(states, takeovers)
+        for name in self.relays.routes:
+            for method in LOOKED_UP:
+                self.networks.routes[name].policies[method].look_up_null()
         self.verifier = Verifier(tasks, self.meters, on_contradiction)
         self.own_methods = OwnMethods(tasks, self.meters)
-        forwarder = Forwarder(FilterIds(settings.keys.pepper, self.meters), self.verifier, self.own_methods)
+        filters = FilterIds(settings.keys.pepper, self.meters)
+        sender = PrivateTransactions(self.relays, private, self.own_methods, flashbots=builder.flashbots_labels())
+        forwarder = Forwarder(filters, self.verifier, self.own_methods, sender)
         self.rpc = RpcService(
             admission,
             forwarder,
@@ -98,6 +110,7 @@ class DataPlane:
 
     async def close(self) -> None:
         await self.networks.close()
+        await self.relays.close()
 
 
 def _shared_replies(settings: Settings) -> SharedReplies | None:

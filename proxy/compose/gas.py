@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from proxy.chains.evm import fees, policy
+from proxy.chains.evm.signer import Signer
 from proxy.chains.families import family_of
 from proxy.services.follower.block_reader import BlockReader
 from proxy.services.gas import GasPrices
@@ -13,7 +14,7 @@ from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.networks import Route
 from proxy.services.sponsor.account_versions import AccountVersions
 from proxy.services.sponsor.costs import NativePriceSource, SponsorCosts
-from proxy.services.sponsor.paymasters import Paymaster, Paymasters, Signer
+from proxy.services.sponsor.paymasters import Paymaster, Paymasters
 from proxy.services.sponsor.policies import PolicyService
 from proxy.services.sponsor.refusals import RefusalLog
 from proxy.services.sponsor.settlement import TOPICS, SettlementLoop, SettlementSink

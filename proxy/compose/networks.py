@@ -1,4 +1,4 @@
-"""Builds the networks of a process. Each has upstreams or bundlers, and a dispatcher that sends calls to them."""
+"""Builds the networks of a process. Each has upstreams, bundlers or relays, and a dispatcher that sends calls to them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from decimal import Decimal
+from functools import partial
+from typing import TypeVar
 
 from proxy.chains.evm.bundler_methods import BUNDLER as BUNDLER_FAMILY
+from proxy.chains.evm.signer import Signer, relay_header
 from proxy.chains.families import family_of
 from proxy.chains.registry import Network
-from proxy.compose.upstream_ids import BUNDLER, upstream_id_of
+from proxy.compose.upstream_ids import BUNDLER, RELAY, upstream_id_of
 from proxy.core import verification
 from proxy.core.budgets import CreditBudget
 from proxy.core.caching import ReplyCache
@@ -27,7 +30,16 @@ from proxy.services.rpc.network_state import HEAD_NUMBERS, FleetHeads, NetworkSt
 from proxy.services.rpc.networks import CallGuard, Networks, Route
 from proxy.services.rpc.recent_writes import RecentWrites
 from proxy.services.rpc.shared_cache import SharedCache
-from proxy.settings import BudgetSettings, BundlerSettings, Settings, Tables, UpstreamSettings
+from proxy.settings import (
+    BudgetSettings,
+    BundlerSettings,
+    RelaySettings,
+    Settings,
+    Tables,
+    UpstreamSettings,
+    environment,
+    signer_key,
+)
 from proxy.store.shared_memory.bucket_table import SharedRate
 from proxy.store.shared_memory.host_memory import HostMemory
 from proxy.store.valkey.shared_replies import SharedReplies
@@ -38,10 +50,12 @@ from proxy.wire.address import UpstreamAddress, headers_of
 from proxy.wire.http_upstream import HttpUpstream
 from proxy.wire.redaction import private_words
 from proxy.wire.rest_upstream import RestUpstream
+from proxy.wire.signing_upstream import SigningUpstream
 from proxy.wire.upstream import ReplyMemory, Upstream
 from proxy.wire.websocket_upstream import WebSocketUpstream
 from proxy.wire.write_buffer import WriteBuffer
 
+N = TypeVar("N", UpstreamSettings, RelaySettings)
 # Upstreams of one network with their positions in the settings.
 Numbered = Sequence[tuple[int, UpstreamSettings]]
 
@@ -148,19 +162,68 @@ class NetworkBuilder:
         bundler_routes = []
         for name, bundlers in by_network.items():
             chain = chains.find(known[name])
-            state = self._bundler_state(known[name], bundlers, None if chain is None else chain.state)
+            takers = self._upstreams(known[name], list(enumerate(bundlers)), BUNDLER)
+            state = self._headless_state(known[name], takers, None if chain is None else chain.state)
             timeout_s = self._settings.bundler.call_timeout_s
             dispatcher = Dispatcher(state, call_timeout_s=timeout_s, takeovers=takeovers)
             bundler_routes.append(self._bundler_route(dispatcher, guard(dispatcher)))
         return Networks(bundler_routes)
 
-    def _bundler_state(
-        self, network: Network, bundlers: list[UpstreamSettings], chain: NetworkState | None
-    ) -> NetworkState:
-        # Nothing is cached, so this process shares no head with the other workers.
+    def relays(self) -> Networks:
+        """The private relays by network, as routes without a cache."""
+        known, by_network = self._known(), self._by_network(self._settings.relays)
+        relay_routes = []
+        for name, relays in by_network.items():
+            network = known[name]
+            takers: list[Upstream] = [self._relay(network, index, each) for index, each in enumerate(relays)]
+            state = self._headless_state(network, takers, None)
+            relay_routes.append(
+                Route(
+                    policies_of(network, self._tables.methods[network.family], self._tally),
+                    Dispatcher(state, call_timeout_s=self._settings.rpc.call_timeout_s, takeovers=Takeovers()),
+                    unknown=unknown_of(network, self._tally),
+                    broadcast=1,
+                    coalesces=False,
+                )
+            )
+        return Networks(relay_routes)
+
+    def flashbots_labels(self) -> frozenset[str]:
+        """The labels of the relays that take transactions as Flashbots' does."""
+        by_network = self._by_network(self._settings.relays)
+        return frozenset(
+            _relay_label(name, index, each)
+            for name, relays in by_network.items()
+            for index, each in enumerate(relays)
+            if each.style == "flashbots"
+        )
+
+    def _relay(self, network: Network, index: int, given: RelaySettings) -> Upstream:
+        link = _as_upstream(given)
+        health = self._health(network, _relay_label(network.id, index, given), index, link, RELAY)
+        if given.signs:
+            sign = partial(relay_header, Signer(signer_key(given, environment())))
+            upstream: Upstream = SigningUpstream(
+                health,
+                UpstreamAddress.of(link),
+                self._write_buffer,
+                self._turns,
+                limit=link.connections,
+                depth=1,
+                batch=1,
+                sign=sign,
+            )
+        else:
+            upstream = self._built(health, link, 1, None)
+        upstream.memory = self._held
+        upstream.private_words = private_words(link.url, headers_of(link), link.proxy)
+        return upstream
+
+    def _headless_state(self, network: Network, upstreams: list[Upstream], chain: NetworkState | None) -> NetworkState:
+        """The state of bundlers or relays. Nothing is cached, so this process shares no head with the other workers."""
         return NetworkState(
             network,
-            self._upstreams(network, list(enumerate(bundlers)), BUNDLER),
+            upstreams,
             self._heads(network),
             family_of(network).head,
             ReplyCache(0),
@@ -191,8 +254,8 @@ class NetworkBuilder:
             behind_blocks=family_of(network).lag_blocks or max(2, round(self._settings.rpc.lag_s / facts.block_time_s)),
         )
 
-    def _by_network(self, given: Sequence[UpstreamSettings]) -> dict[str, list[UpstreamSettings]]:
-        found: defaultdict[str, list[UpstreamSettings]] = defaultdict(list)
+    def _by_network(self, given: Sequence[N]) -> dict[str, list[N]]:
+        found: defaultdict[str, list[N]] = defaultdict(list)
         for upstream in given:
             network = self._tables.chains.find(*upstream.network.split("/"))
             assert network is not None  # The settings were validated.
@@ -284,6 +347,10 @@ def _bounds(network: Network, given: UpstreamSettings) -> DataBounds:
     return DataBounds({**meant, **given.bounds})
 
 
+def _relay_label(network_id: str, index: int, given: RelaySettings) -> str:
+    return f"{network_id}#{RELAY}{given.name or index + 1}"
+
+
 def _by_use(network: Network, upstreams: list[UpstreamSettings]) -> tuple[Numbered, Numbered]:
     """The upstreams that take calls, and those that carry subscriptions only."""
     takes_all = family_of(network).socket_calls
@@ -292,7 +359,8 @@ def _by_use(network: Network, upstreams: list[UpstreamSettings]) -> tuple[Number
     return calls, [each for each in numbered if each not in calls]
 
 
-def _as_upstream(given: BundlerSettings) -> UpstreamSettings:
-    """A bundler handles one call at a time per connection: its calls are slow, and one must not wait for another."""
-    common = {each.name: getattr(given, each.name) for each in fields(given)}
+def _as_upstream(given: BundlerSettings | RelaySettings) -> UpstreamSettings:
+    """A bundler or relay handles one call at a time per connection: its calls are slow, and one must not wait for another."""
+    taken = {each.name for each in fields(UpstreamSettings)}
+    common = {each.name: getattr(given, each.name) for each in fields(given) if each.name in taken}
     return UpstreamSettings(**common, batch=1, depth=1)

@@ -6,8 +6,9 @@ import hmac
 
 from proxy.settings import Settings, Tables
 
-# Distinguishes a network's bundlers from its upstreams.
+# Distinguish a network's bundlers and relays from its upstreams.
 BUNDLER = "bundler "
+RELAY = "relay "
 
 
 def upstream_id_of(pepper: str, network_id: str, url: str, kind: str) -> str:
@@ -15,10 +16,10 @@ def upstream_id_of(pepper: str, network_id: str, url: str, kind: str) -> str:
 
 
 def renewed_ids(settings: Settings, tables: Tables) -> dict[str, str]:
-    """The id of each upstream and bundler under the previous pepper, with its id under the current one."""
+    """The id of each upstream, bundler and relay under the previous pepper, with its id under the current one."""
     keys = settings.keys
     found = {}
-    for kind, section in (("", settings.upstreams), (BUNDLER, settings.bundlers)):
+    for kind, section in (("", settings.upstreams), (BUNDLER, settings.bundlers), (RELAY, settings.relays)):
         for each in section:
             network = tables.chains.find(*each.network.split("/"))
             assert network is not None  # The settings were validated.

@@ -389,6 +389,7 @@ class Key:
         "live",
         "needs_full_checks",
         "own_rate",
+        "private_transactions",
         "rate",
         "records_params",
         "restrictions",
@@ -413,6 +414,7 @@ class Key:
         directives: frozenset[str] = frozenset(),
         fault: FaultPlan | None = None,
         allow_in_url: bool = False,
+        private_transactions: bool = False,
     ) -> None:
         self.id = id
         self.lineage = lineage
@@ -434,6 +436,8 @@ class Key:
         self.fault = fault
         # Whether requests may have the key in their URL.
         self.allow_in_url = allow_in_url
+        # Whether its transactions go to relays only, and never to the public mempool.
+        self.private_transactions = private_transactions
         # Whether the short path must not serve the key, because it needs more checks than the account's buckets.
         self.needs_full_checks = disabled or restrictions is not None or own_rate is not None
         self.expires_at, self.alive = expires_at, True

@@ -28,6 +28,7 @@ MAX_ECHO = 40
 LONGEST_TIMEOUT_MS = 300_000
 LONGEST_STALE_S = 600
 MOST_RETRIES = 2
+LONGEST_FALLBACK = 1000
 USUAL_BLOCK_WAIT_S, LONGEST_BLOCK_WAIT_S = 2.0, 10.0
 # The largest block number that the database and the memory shared by workers hold.
 HIGHEST_BLOCK = (1 << 63) - 1
@@ -75,6 +76,9 @@ class Directives:
     # How many more attempts may follow the first one.
     retry: int = MOST_RETRIES
     verify: Verification | None = None
+    # Send transactions to relays only, and after how many blocks to the public mempool too; 0: never.
+    private: int = 0
+    private_fallback: int = 0
     # Set for sampled requests. It changes nothing about how they are served.
     trace: AttemptTrace | None = None
 
@@ -229,6 +233,18 @@ DIRECTIVES = (
         "Verify the reply before it is sent: upstreams of K of N operators agree on it, or the chain's hashes prove it.",
     ),
     Directive(
+        "private",
+        _whole(0, 1),
+        "0 or 1",
+        "With 1, send transactions to the network's private relays only, never to the public mempool.",
+    ),
+    Directive(
+        "private_fallback",
+        _whole(1, LONGEST_FALLBACK),
+        f"a whole number from 1 to {LONGEST_FALLBACK}",
+        "Send a private transaction to the public mempool if it is in no block after this many blocks. Without it, never.",
+    ),
+    Directive(
         "fault",
         plan_of,
         "parts such as latency=800ms, status=503, p=0.2",
@@ -237,6 +253,8 @@ DIRECTIVES = (
 )
 BY_NAME: Mapping[str, Directive] = {directive.name: directive for directive in DIRECTIVES}
 BY_HEADER: Mapping[str, Directive] = {directive.header.lower(): directive for directive in DIRECTIVES}
+# Directives that mean something only for JSON-RPC calls.
+_FOR_CALLS = ("upstream", "verify", "private", "private_fallback")
 USUAL = frozenset(directive.name for directive in DIRECTIVES if directive.is_usual)
 
 
@@ -283,11 +301,11 @@ def on_live_key(directives: Directives | None, *, live: bool) -> Fault | None:
 
 def unknown_upstream(directives: Directives | None, labels: Collection[str] | None) -> Fault | None:
     """The error if the network has no upstream of that name. `labels`: those of the network; None for requests that are not
-    JSON-RPC calls, for which X-Upstream and X-Verify are an error."""
+    JSON-RPC calls, for which X-Upstream, X-Verify and X-Private are an error."""
     if directives is None:
         return None
     if labels is None:
-        named = [BY_NAME[name].header for name in ("upstream", "verify") if getattr(directives, name)]
+        named = [BY_NAME[name].header for name in _FOR_CALLS if getattr(directives, name)]
         words = "can be used only with JSON-RPC calls to a network"
         return InvalidRequest(f"{named[0]} {words}", param=named[0]) if named else None
     if not directives.upstream or directives.upstream in labels:

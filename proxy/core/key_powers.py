@@ -40,6 +40,8 @@ class KeyPowers:
     methods: Collection[str] = ()
     contracts: Collection[str] = ()
     directives: Collection[str] = frozenset(directives.BY_NAME)
+    # Whether transactions may go to the public mempool.
+    sends_publicly: bool = True
 
 
 def of_key(row: Mapping[str, Any]) -> KeyPowers:
@@ -56,6 +58,7 @@ def of_key(row: Mapping[str, Any]) -> KeyPowers:
         methods=row["allowed_methods"],
         contracts=[each.lower() for each in row["allowed_contracts"]],
         directives=directives.allowed_to(row["directives"]),
+        sends_publicly=not row["private_transactions"],
     )
 
 
@@ -72,6 +75,8 @@ def excess(holder: KeyPowers, other: KeyPowers) -> str:
         return "mode"
     if other.scopes & ~holder.scopes:
         return "scopes"
+    if other.sends_publicly and not holder.sends_publicly:
+        return "private_transactions"
     for name in ("networks", "methods", "contracts"):
         if not _is_within(getattr(holder, name), getattr(other, name)):
             return f"allowed_{name}"

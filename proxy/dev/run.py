@@ -199,6 +199,7 @@ class DevService:
         tables = settings_room.tables_for(found)
         faults += settings_room.network_faults(found.tree, tables)
         faults += settings_room.paymaster_faults(found.tree, tables, settings_room.environment())
+        faults += settings_room.relay_faults(found.tree, tables, settings_room.environment())
         if faults:
             raise StartError([fault.replace("upstreams", "--upstream", 1) for fault in faults])
         return found

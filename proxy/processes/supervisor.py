@@ -64,7 +64,8 @@ class Supervisor:
         self.settings = settings
         self.count = (settings.server.workers or os.cpu_count() or 1) if has_workers else 0
         # Without networks to follow, a follower would only use memory.
-        self.parts = tuple(name for name in parts if name != "follower" or settings.follower.networks)
+        has_follower = settings.follower.networks or settings.relays
+        self.parts = tuple(name for name in parts if name != "follower" or has_follower)
         self._certificates: Certificates | None = None
         self._data_files = file_versions(settings.data_files.directory)
         self._log_to = log_to

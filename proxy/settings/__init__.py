@@ -9,7 +9,14 @@ from __future__ import annotations
 from proxy.data_files import CONFIG, SCHEMAS
 from proxy.settings.alias_files import load_aliases
 from proxy.settings.certificates import Certificates, client_context, read_certificates
-from proxy.settings.crosschecks import network_faults, no_network, paymaster_faults, shared_database, signer_key
+from proxy.settings.crosschecks import (
+    network_faults,
+    no_network,
+    paymaster_faults,
+    relay_faults,
+    shared_database,
+    signer_key,
+)
 from proxy.settings.loading import (
     data_directory,
     environment,
@@ -46,6 +53,7 @@ from proxy.settings.sections import (
     PriceFeed,
     PriceSources,
     QuotaSettings,
+    RelaySettings,
     RpcSettings,
     ServerSettings,
     Settings,
@@ -89,6 +97,7 @@ __all__ = [
     "PriceSources",
     "Provider",
     "QuotaSettings",
+    "RelaySettings",
     "RpcSettings",
     "ServerSettings",
     "Settings",
@@ -121,6 +130,7 @@ __all__ = [
     "paymaster_faults",
     "preload",
     "read_certificates",
+    "relay_faults",
     "shared_database",
     "shipped_tables",
     "signer_key",

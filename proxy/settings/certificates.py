@@ -18,7 +18,7 @@ import msgspec
 from cryptography import x509
 
 from proxy.errors import StartError
-from proxy.settings.sections import BundlerSettings, LinkSettings, TlsSettings, UpstreamSettings
+from proxy.settings.sections import BundlerSettings, LinkSettings, RelaySettings, TlsSettings, UpstreamSettings
 
 # The names of a certificate and its key in a directory per name: of certbot, and of a Kubernetes secret.
 _PAIRS_IN_DIRECTORIES = (("fullchain.pem", "privkey.pem"), ("tls.crt", "tls.key"))
@@ -95,8 +95,12 @@ def tls_faults(tree: Mapping[str, Any]) -> Iterator[str]:
 
 
 def link_faults(tree: Mapping[str, Any]) -> Iterator[str]:
-    """Report upstreams and bundlers whose TLS files cannot be used, or whose ways to connect exclude each other."""
-    kinds: dict[str, type[LinkSettings]] = {"upstreams": UpstreamSettings, "bundlers": BundlerSettings}
+    """Report upstreams, bundlers and relays whose TLS files cannot be used, or whose ways to connect exclude each other."""
+    kinds: dict[str, type[LinkSettings]] = {
+        "upstreams": UpstreamSettings,
+        "bundlers": BundlerSettings,
+        "relays": RelaySettings,
+    }
     for section, kind in kinds.items():
         given = tree.get(section)
         for index, each in enumerate(given if isinstance(given, list | tuple) else ()):

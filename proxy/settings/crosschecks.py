@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from proxy.chains.families import family_of
-from proxy.chains.registry import nearest_network
+from proxy.chains.registry import Network, nearest_network
 from proxy.settings.sections import (
     BudgetSettings,
     BundlerSettings,
@@ -23,6 +23,7 @@ from proxy.settings.sections import (
     IndexDatabaseSettings,
     PaymasterSettings,
     PriceFeed,
+    RelaySettings,
     UpstreamSettings,
     VerifySettings,
 )
@@ -34,10 +35,14 @@ _CURVE_ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD036414
 
 # Settings that are lists of tables with a `network`, and the class of each table.
 _NAMING: dict[
-    str, type[UpstreamSettings | BundlerSettings | PaymasterSettings | PriceFeed | FixedPrice | VerifySettings]
+    str,
+    type[
+        UpstreamSettings | BundlerSettings | RelaySettings | PaymasterSettings | PriceFeed | FixedPrice | VerifySettings
+    ],
 ] = {
     "upstreams": UpstreamSettings,
     "bundlers": BundlerSettings,
+    "relays": RelaySettings,
     "paymasters": PaymasterSettings,
     "verify": VerifySettings,
     "prices.feeds": PriceFeed,
@@ -67,12 +72,15 @@ def network_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
                 yield f"{name}: {no_network(network, tables)}"
     yield from _name_faults(tree, "upstreams", UpstreamSettings)
     yield from _name_faults(tree, "bundlers", BundlerSettings)
+    yield from _name_faults(tree, "relays", RelaySettings)
     yield from _cost_faults(tree, tables)
     yield from _call_faults(tree, tables)
     yield from _verify_faults(tree, tables)
 
 
-def _name_faults(tree: Mapping[str, Any], name: str, kind: type[UpstreamSettings | BundlerSettings]) -> Iterator[str]:
+def _name_faults(
+    tree: Mapping[str, Any], name: str, kind: type[UpstreamSettings | BundlerSettings | RelaySettings]
+) -> Iterator[str]:
     """Report names that two upstreams of a network share: metrics and records could not tell them apart."""
     seen = set()
     for place, each in _listed(tree, name, kind):
@@ -170,8 +178,12 @@ def _call_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
 
 def _takes_socket_calls(name: str, tables: Tables) -> bool:
     """Whether upstreams with ws and wss URLs take calls. Networks that do not exist are reported elsewhere."""
-    network = None if name.count("/") != 1 else tables.chains.find(*name.split("/"))
+    network = _found(name, tables)
     return network is None or family_of(network).socket_calls
+
+
+def _found(name: str, tables: Tables) -> Network | None:
+    return tables.chains.find(*name.split("/")) if name.count("/") == 1 else None
 
 
 def _is_unknown(network: Any, tables: Tables) -> bool:
@@ -200,11 +212,11 @@ def _listed(tree: Mapping[str, Any], name: str, kind: type[T]) -> Iterator[tuple
             yield index, msgspec.convert(each, kind, strict=False)
 
 
-def signer_key(paymaster: PaymasterSettings, environ: Mapping[str, str]) -> bytes:
-    """Return the paymaster's 32-byte signing key. ValueError says what is wrong and never includes the value."""
-    named = paymaster.signer_env or paymaster.signer_file
+def signer_key(given: PaymasterSettings | RelaySettings, environ: Mapping[str, str]) -> bytes:
+    """Return the 32-byte signing key of a paymaster or relay. ValueError says what is wrong and never includes the value."""
+    named = given.signer_env or given.signer_file
     try:
-        text = environ[named] if paymaster.signer_env else Path(named).read_text("ascii")
+        text = environ[named] if given.signer_env else Path(named).read_text("ascii")
     except (KeyError, OSError, ValueError):
         raise ValueError(f"there is no signing key in {named or 'signer_env or signer_file'}") from None
     digits = text.strip().removeprefix("0x")
@@ -217,8 +229,7 @@ def paymaster_faults(tree: Mapping[str, Any], tables: Tables, environ: Mapping[s
     """Report paymasters with an unknown entry point, with the entry point of another one, or without a signing key."""
     seen: set[tuple[str, str]] = set()
     for place, each in _listed(tree, "paymasters", PaymasterSettings):
-        network = tables.chains.find(*each.network.split("/")) if each.network.count("/") == 1 else None
-        name = f"paymasters.{place}"
+        name, network = f"paymasters.{place}", _found(each.network, tables)
         if network is not None and each.entry_point not in network.chain.entry_points:
             yield f"{name}.entry_point: {each.network} has no entry point {each.entry_point}"
         if (each.network, each.entry_point) in seen:
@@ -228,6 +239,27 @@ def paymaster_faults(tree: Mapping[str, Any], tables: Tables, environ: Mapping[s
             signer_key(each, environ)
         except ValueError as exc:
             yield f"{name}: {exc}"
+
+
+def relay_faults(tree: Mapping[str, Any], tables: Tables, environ: Mapping[str, str]) -> Iterator[str]:
+    """Report relays of networks that have no such transactions or no upstream, and relays without the key that they need."""
+    upstreams = [_found(each.network, tables) for _, each in _listed(tree, "upstreams", UpstreamSettings)]
+    served = {network.id for network in upstreams if network is not None}
+    for place, each in _listed(tree, "relays", RelaySettings):
+        name, network = f"relays.{place}", _found(each.network, tables)
+        if network is None:
+            continue  # This is reported elsewhere.
+        if network.family != "evm":
+            yield f"{name}.network: relays are for EVM networks, and {each.network} is not one"
+        elif network.id not in served:
+            yield f"{name}.network: {each.network} has no upstream: add one under [[upstreams]]"
+        if each.style == "flashbots" and not each.signs:
+            yield f"{name}: style flashbots signs its requests: set signer_env or signer_file"
+        if each.signs:
+            try:
+                signer_key(each, environ)
+            except ValueError as exc:
+                yield f"{name}: {exc}"
 
 
 def tracing_faults(tree: Mapping[str, Any]) -> Iterator[str]:

@@ -17,7 +17,14 @@ from proxy.data_files import CONFIG
 from proxy.errors import StartError
 from proxy.settings.alias_files import load_aliases
 from proxy.settings.certificates import link_faults, tls_faults
-from proxy.settings.crosschecks import database_faults, named_networks, network_faults, paymaster_faults, tracing_faults
+from proxy.settings.crosschecks import (
+    database_faults,
+    named_networks,
+    network_faults,
+    paymaster_faults,
+    relay_faults,
+    tracing_faults,
+)
 from proxy.settings.masking import masked_value
 from proxy.settings.providers import with_providers
 from proxy.settings.proxies import with_proxies
@@ -69,6 +76,7 @@ def load_with_tables(path: Path | None, *, environ: Mapping[str, str]) -> tuple[
             *network_faults(tree, tables),
             *database_faults(tree, tables),
             *paymaster_faults(tree, tables, environ),
+            *relay_faults(tree, tables, environ),
         )
         switches = tree.get("aliases")
         if isinstance(switches, Mapping):
@@ -137,7 +145,9 @@ def from_tree(tree: Mapping[str, Any], *, faults: list[str] | None = None) -> Se
     if found:
         raise StartError(found)
     # Not strict, because the schema accepts 8545.0 as an integer.
-    lists: dict[str, Any] = {name: [] for name in ("databases", "upstreams", "bundlers", "paymasters", "verify")}
+    lists: dict[str, Any] = {
+        name: [] for name in ("databases", "upstreams", "bundlers", "relays", "paymasters", "verify")
+    }
     return msgspec.convert({**lists, **tree, "tree": tree}, Settings, strict=False)
 
 

@@ -32,6 +32,7 @@ SECRETS = frozenset(
         *("upstreams.url", "upstreams.headers", "upstreams.bearer", "upstreams.proxy"),
         *("databases.url", "databases.direct_url"),
         *("bundlers.url", "bundlers.headers", "bundlers.bearer", "bundlers.proxy"),
+        *("relays.url", "relays.headers", "relays.bearer", "relays.proxy"),
     }
 )
 
@@ -70,7 +71,7 @@ _FAULT_WORDS: dict[tuple[str, ...], str] = {
 }
 
 
-# The same for secrets of upstreams and bundlers.
+# The same for secrets of upstreams, bundlers and relays.
 _SECRET_WORDS = {
     "url": "must be an http, https, ws or wss address",
     "proxy": "must be the http:// address of a proxy, or env",

@@ -398,6 +398,23 @@ class BundlerSettings(LinkSettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RelaySettings(LinkSettings):
+    """A private relay. The key that signs its requests is not a setting: `signer_env` or `signer_file` names where it is read
+    from."""
+
+    network: str
+    style: Literal["plain", "flashbots"] = "plain"
+    signer_env: str = ""
+    signer_file: str = ""
+    requests_per_second: float = 0.0
+    connections: int = 16
+
+    @property
+    def signs(self) -> bool:
+        return bool(self.signer_env or self.signer_file)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PaymasterSettings:
     """The signing key itself is not a setting: `signer_env` or `signer_file` names where it is read from."""
 
@@ -450,6 +467,7 @@ class Settings:
     bundler: BundlingSettings
     upstreams: tuple[UpstreamSettings, ...]
     bundlers: tuple[BundlerSettings, ...]
+    relays: tuple[RelaySettings, ...]
     paymasters: tuple[PaymasterSettings, ...]
     verify: tuple[VerifySettings, ...]
     tree: Mapping[str, Any]

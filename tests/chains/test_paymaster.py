@@ -14,8 +14,8 @@ from sha3 import keccak_256
 
 from proxy.chains.evm import abi, paymaster
 from proxy.chains.evm.paymaster import PaymasterTerms
+from proxy.chains.evm.signer import Signer
 from proxy.chains.evm.user_operation import UserOperation
-from proxy.services.sponsor.paymasters import Signer
 
 A, B, C = (bytes([n]) * 20 for n in (0xA, 0xB, 0xC))
 TRANSFER = bytes.fromhex("a9059cbb") + bytes(64)

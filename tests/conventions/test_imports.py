@@ -66,6 +66,8 @@ TOGETHER: dict[tuple[str, str], str] = {
     ("events", "follower"): "a sink that needs more than was read raises StaleRead, and the follower reads again",
     ("events", "rpc"): "missing parts of an event are read from the network",
     ("webhooks", "rpc"): "a backtest reads past blocks from the network",
+    ("relays", "accounts"): "each relay that gets a transaction is a call, which is paid for",
+    ("relays", "rpc"): "private transactions run on the data plane, past its upstreams",
     ("fleet", "rpc"): "upstream health and cordons belong to the network's route",
     ("rpc", "accounts"): "a call is admitted in the middle of its own flow, item by item in a batch",
     ("feed", "rpc"): "subscriptions use the same upstreams and the same flights",

@@ -206,6 +206,7 @@ REASONS = {
     # Flights: each belongs to a request under way, which the account has paid for.
     "services/bundler/lookup:OperationLookup._open": "one entry for each call under way",
     "services/prices:PriceService._flights": "one entry for each lookup under way",
+    "services/relays/private_lookup:PrivateLookup._open": "one entry for each call under way",
     "services/rpc/network_state:NetworkState.flights": "one entry for each call under way",
     "store/valkey/cache:DataCache._flights": "one entry for each lookup under way; a refused one is repeated by its waiters",
     "wire/upstream:UpstreamConnection": "the calls in flight on one connection, limited by its depth",

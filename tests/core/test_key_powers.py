@@ -38,6 +38,7 @@ def test_powers_are_within_themselves() -> None:
     [
         ({"live": False}, {}, "mode"),
         ({"scopes": 0b01}, {"scopes": 0b11}, "scopes"),
+        ({"sends_publicly": False}, {}, "private_transactions"),
         ({"networks": ["a/b"]}, {}, "allowed_networks"),
         ({"networks": ["a/b"]}, {"networks": ["a/b", "a/c"]}, "allowed_networks"),
         ({"methods": ["eth_call"]}, {}, "allowed_methods"),

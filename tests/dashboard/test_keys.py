@@ -132,6 +132,18 @@ async def test_key_is_allowed_in_urls_only_if_its_holder_says_so(service: Dashbo
     assert "allow_in_url" in (await holder.request("PATCH", path, {"allow_in_url": "yes"})).fault(400)
 
 
+async def test_key_that_sends_private_transactions_keeps_that_until_it_is_changed(service: DashboardService) -> None:
+    holder = await service.holder()
+    plain, made = await holder.new_key(), await holder.new_key(private_transactions=True)
+    assert (plain["private_transactions"], made["private_transactions"]) == (False, True)
+    path = f"/account/keys/{made['id']}"
+    rotated = (await holder.post(f"{path}/rotate", {"overlap_s": 60})).data
+    assert rotated["private_transactions"] is True
+    assert (await holder.request("PATCH", path, {"name": "other"})).data["private_transactions"] is True
+    assert (await holder.request("PATCH", path, {"private_transactions": False})).data["private_transactions"] is False
+    assert "private_transactions" in (await holder.request("PATCH", path, {"private_transactions": 1})).fault(400)
+
+
 async def test_key_cannot_be_limited_to_methods_that_do_not_exist(service: DashboardService) -> None:
     holder = await service.holder()
     known = ["eth_call", "getSlot", "eth_sendUserOperation", "pm_getPaymasterData", "bor_getAuthor"]

@@ -20,8 +20,8 @@ from eth_account.messages import encode_defunct
 
 from proxy.chains.evm import operations, paymaster, user_operation
 from proxy.chains.evm.paymaster import PaymasterTerms
+from proxy.chains.evm.signer import Signer
 from proxy.chains.evm.user_operation import UserOperation
-from proxy.services.sponsor.paymasters import Signer
 from tests.client_scripts import run_script
 from tests.dev.onchain import Reverted, read, rpc
 from tests.service import Service, until

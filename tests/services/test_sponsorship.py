@@ -14,6 +14,7 @@ import pytest
 
 from proxy.chains.evm import abi, user_operation
 from proxy.chains.evm.address import checksum
+from proxy.chains.evm.signer import Signer
 from proxy.core.access import Account, Key
 from proxy.core.limits import BucketRates
 from proxy.core.paging import Page
@@ -23,7 +24,7 @@ from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.sponsor import policies as policies_room
 from proxy.services.sponsor.account_versions import AccountVersions
 from proxy.services.sponsor.costs import SponsorCosts
-from proxy.services.sponsor.paymasters import Paymaster, Paymasters, Signer
+from proxy.services.sponsor.paymasters import Paymaster, Paymasters
 from proxy.services.sponsor.policies import MOST_ENTRIES, PolicyService
 from proxy.services.sponsor.sponsorship import SponsorService
 from proxy.store.postgres.keys import KeyStore

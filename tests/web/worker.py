@@ -84,6 +84,7 @@ class Worker:
         uses: AllowedUses | None = None,
         beside: Key | None = None,
         allow_in_url: bool = False,
+        private_transactions: bool = False,
     ) -> Key:
         """Add a key with its own account, or one `beside` another of the same account. `keys[name]` is its text."""
         number = len(self.keys) + 1
@@ -108,6 +109,7 @@ class Worker:
             directives=directives,
             fault=fault,
             allow_in_url=allow_in_url,
+            private_transactions=private_transactions,
             restrictions=None if uses is None else access.KeyRestrictions((), (), uses),
         )
         self.app.keyring.add(key)

@@ -267,4 +267,5 @@ def restrictions_in(body: Mapping[str, Any]) -> KeyRestrictionChange:
         methods=body.get("allowed_methods"),
         contracts=body.get("allowed_contracts"),
         in_url=body.get("allow_in_url"),
+        private=body.get("private_transactions"),
     )

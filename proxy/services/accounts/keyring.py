@@ -313,6 +313,7 @@ class Keyring:
             directives=directives.allowed_to(row["directives"]),
             fault=_fault(row),
             allow_in_url=row["allow_in_url"],
+            private_transactions=row["private_transactions"],
         )
 
     def _account(self, row: KeyRecord, plan: Limits) -> Account:
@@ -346,6 +347,7 @@ _COMPARED = (
     "fault",
     "records_params",
     "allow_in_url",
+    "private_transactions",
 )
 
 

@@ -7,6 +7,8 @@ another already has it in a block.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from proxy.core.directives import Directives
@@ -52,10 +54,14 @@ class Broadcast(WholeResultWaiter):
             return
         # A retry must not go to an upstream that has another of these flights.
         call = Call(policy, params, client=client, payer=payer, directives=self._directives, excluded=tried)
-        flights = [dispatcher.new_flight(call, self, now) for _ in chosen]
+        self.send_to(dispatcher, [(call, upstream) for upstream in chosen], now)
+
+    def send_to(self, dispatcher: Dispatcher, calls: Sequence[tuple[Call, Upstream]], now: float) -> None:
+        """Send each of these calls to its upstream."""
+        flights = [dispatcher.new_flight(call, self, now) for call, _ in calls]
         self._caller.on_flight(flights[0])
-        self._open = len(chosen)
-        for flight, upstream in zip(flights, chosen, strict=True):
+        self._open = len(calls)
+        for flight, (_, upstream) in zip(flights, calls, strict=True):
             dispatcher.send(flight, upstream, now)
 
     def on_result(self, result: bytes | msgspec.Raw) -> None:

@@ -28,7 +28,7 @@ from proxy.core.retry_budget import RetryBudget
 from proxy.core.routing import HEDGE_CEILING_S, HEDGE_FLOOR_S
 from proxy.core.upstream_errors import UpstreamError
 from proxy.core.upstream_health import UpstreamHealth
-from proxy.errors import DeadlinePassed, Fault, InternalError, Unavailable, UpstreamTimeout
+from proxy.errors import DeadlinePassed, Fault, InternalError, NotSent, Unavailable, UpstreamTimeout
 from proxy.services.rpc.flights import MAX_TRIES, Call, Flight, FlightHandler, result_at
 from proxy.services.rpc.held_body import NO_ROOM
 from proxy.services.rpc.method_policy import MethodPolicy
@@ -528,8 +528,11 @@ class Dispatcher(FlightHandler):
             if upstream is not None and (not sent or self._may_retry(flight, now)):
                 self.send(flight, upstream, now)
                 return
-        fault = InternalError(self._message(reason), reason="upstream") if isinstance(reason, str) else reason
-        self._give_up(flight, fault)
+        if isinstance(reason, str):
+            kind = InternalError if sent else NotSent
+            self._give_up(flight, kind(self._message(reason), reason="upstream"))
+        else:
+            self._give_up(flight, reason)
 
     def _may_retry(self, flight: Flight, now: float) -> bool:
         """Spend a retry of the first account that has one left, among all that wait for the call."""

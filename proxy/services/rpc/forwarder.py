@@ -45,6 +45,15 @@ class OwnMethodRunner(Protocol):
     def start(self, call: AdmittedCall, route: Route, *, key: Key, directives: Directives | None) -> None: ...
 
 
+class PrivateSender(Protocol):
+    """Sends transactions to private relays."""
+
+    def takes(self, policy: MethodPolicy, route: Route, key: Key, directives: Directives | None) -> bool:
+        """Whether a write must not be sent to the upstreams."""
+
+    def start(self, call: AdmittedCall, route: Route, *, key: Key, directives: Directives | None) -> None: ...
+
+
 class Forwarder:
     """Answers calls of clients that were admitted, and of services, which need no admission and have no key.
 
@@ -52,14 +61,19 @@ class Forwarder:
     call if it is split.
     """
 
-    __slots__ = ("_filters", "_own", "_verifier")
+    __slots__ = ("_filters", "_own", "_private", "_verifier")
 
     def __init__(
-        self, filters: FilterIds, verifier: CallVerifier | None = None, own: OwnMethodRunner | None = None
+        self,
+        filters: FilterIds,
+        verifier: CallVerifier | None = None,
+        own: OwnMethodRunner | None = None,
+        private: PrivateSender | None = None,
     ) -> None:
         self._filters = filters
         self._verifier = verifier
         self._own = own
+        self._private = private
 
     def forward(
         self,
@@ -124,6 +138,13 @@ class Forwarder:
             client = key.account.id
             if policy.method.own and self._own is not None:
                 self._own.start(call, route, key=key, directives=directives)
+                return None
+            if (
+                policy.method.kind == "write"
+                and self._private is not None
+                and self._private.takes(policy, route, key, directives)
+            ):
+                self._private.start(call, route, key=key, directives=directives)
                 return None
             how = policy.verify if directives is None or directives.verify is None else directives.verify
             if how is not None and self._verifier is not None:

@@ -153,6 +153,10 @@ class MethodPolicy:
         self.short = is_simple and (self.shared or is_served)
         self.any_block = self.shared and self.method.history
 
+    def look_up_null(self) -> None:
+        """From now on, a null result is looked up elsewhere."""
+        self.looks_up_null = True
+
     def is_short_call(self, envelope: Envelope, params: bytes, call_id: bytes, body: bytes) -> bool:
         """Whether a call may take the short path: it is certainly valid, and about the newest block, unless its block makes no
         difference. All others take the long path, which has all checks. `params` and `call_id` are those of the envelope, which

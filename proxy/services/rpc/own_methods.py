@@ -58,7 +58,21 @@ class OwnMethods:
     def start(
         self, call: tuple[Caller, MethodPolicy, bytes], route: Route, *, key: Key, directives: Directives | None
     ) -> None:
-        """Answer the caller later."""
+        """Run the method's handler, and answer the caller later."""
+        _, policy, params = call
+        handler = self._handlers[policy.method.name]
+        self.answer(call, route, lambda: _result(handler, route.network, params), key=key, directives=directives)
+
+    def answer(
+        self,
+        call: tuple[Caller, MethodPolicy, bytes],
+        route: Route,
+        work: Callable[[], Awaitable[bytes]],
+        *,
+        key: Key,
+        directives: Directives | None,
+    ) -> None:
+        """Answer the caller later, with the result of this work as JSON."""
         caller, policy, params = call
         client = key.account.id
         # It is never sent: it has the block of the reply, for the request's record.
@@ -68,19 +82,19 @@ class OwnMethods:
             caller.on_fault(RateLimited("too many of these calls at a time: make fewer", retry_after_s=1))
             return
         meter = self._meters.open(key, prepaid=caller.units, within_s=PAYING_S)
-        self._tasks.start_once("own method", lambda: self._run(call, route, meter, directives), of=next_id())
+        self._tasks.start_once("own method", lambda: self._run(call, work, meter, directives), of=next_id())
 
     async def _run(
         self,
         call: tuple[Caller, MethodPolicy, bytes],
-        route: Route,
+        work: Callable[[], Awaitable[bytes]],
         meter: Meter,
         directives: Directives | None,
     ) -> None:
-        caller, policy, params = call
+        caller, policy, _ = call
         client, price = meter.key.account.id, caller.units
         try:
-            outcome = await self._outcome(policy.method.name, route.network, params, meter, directives)
+            outcome = await self._outcome(policy.method.name, work, meter, directives)
         finally:
             self._permits.give_back(client)
         further = meter.settle(price) - price
@@ -97,7 +111,7 @@ class OwnMethods:
                 caller.on_fault(outcome)
 
     async def _outcome(
-        self, method: str, network: Network, params: bytes, meter: Meter, directives: Directives | None
+        self, method: str, work: Callable[[], Awaitable[bytes]], meter: Meter, directives: Directives | None
     ) -> bytes | RpcError | Fault:
         meter_of_task.set(meter)
         client_of_task.set(meter.key.account.id)
@@ -107,8 +121,7 @@ class OwnMethods:
             longest_s = directives.timeout_ms / 1000 if directives.timeout_ms else LONGEST_S
         try:
             async with asyncio.timeout(longest_s):
-                found = await self._handlers[method](network, _listed(params))
-                return orjson.dumps(found)
+                return await work()
         except (RpcError, Fault) as exc:
             return _as_invalid_params(exc)
         except TimeoutError:
@@ -116,6 +129,10 @@ class OwnMethods:
         except Exception:
             log.exception("a method failed", extra={"method": method})
             return InternalError("internal error; the call was not answered")
+
+
+async def _result(handler: OwnMethod, network: Network, params: bytes) -> bytes:
+    return orjson.dumps(await handler(network, _listed(params)))
 
 
 def _listed(params: bytes) -> list[Any]:

@@ -1,43 +1,13 @@
-"""Paymaster contracts and the keys that sign for them.
-
-A key is read at start-up from the source that the settings name, and stays inside its `Signer`: it never appears in the
-settings, in logs, in messages or in a repr.
-"""
+"""Paymaster contracts and the keys that sign for them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import coincurve
-import sha3
-
-from proxy.chains.evm import address
+from proxy.chains.evm.signer import Signer
 from proxy.chains.registry import Network
 from proxy.errors import NotFound
-
-
-class Signer:
-    """Signs for one paymaster. A signature takes 102 µs."""
-
-    __slots__ = ("_key", "address")
-
-    def __init__(self, secret: bytes) -> None:
-        """Raises ValueError if `secret` is not a valid private key."""
-        self._key = coincurve.PrivateKey(secret)
-        point = self._key.public_key.format(compressed=False)[1:]
-        self.address = bytes(sha3.keccak_256(point).digest()[12:])
-
-    def __repr__(self) -> str:
-        return f"<Signer {address.checksum(self.address)}>"
-
-    def __reduce__(self) -> str:
-        raise TypeError("a signer cannot be pickled: its key must not leave the process")
-
-    def sign(self, message: bytes) -> bytes:
-        """65 bytes, r, s and v, in the form that `ecrecover` takes."""
-        signature = self._key.sign_recoverable(message, hasher=None)
-        return signature[:64] + bytes((27 + signature[64],))
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,8 @@ class KeyRestrictionChange:
     contracts: Sequence[str] | None = None
     # Whether the key may be in the URL of a request.
     in_url: bool | None = None
+    # Whether its transactions go to relays only.
+    private: bool | None = None
 
     def places(self) -> tuple[list[str] | None, list[str] | None]:
         return _each(self.ips, "allowed_ips", access.block_of), _each(self.origins, "allowed_origins", access.origin_of)
@@ -251,6 +253,7 @@ class KeyStore:
             None if chosen == [*USUAL_DIRECTIVES] else chosen,
             *details.columns(),
             restrictions.in_url,
+            restrictions.private,
         )
         async with self._pool.connection() as connection, connection.transaction():
             most, lasting, _ = await self._count_keys(connection, account_id)
@@ -344,6 +347,7 @@ class KeyStore:
             *restrictions.uses(),
             *details.columns(),
             restrictions.in_url,
+            restrictions.private,
         )
         async with self._pool.connection() as connection, connection.transaction():
             before = await connection.fetchrow(sql.keys.lock_key, key_id)

@@ -234,6 +234,7 @@ def shown_key(row: Mapping[str, Any]) -> dict[str, Any]:
         "allowed_methods": row["allowed_methods"],
         "allowed_contracts": row["allowed_contracts"],
         "allow_in_url": row["allow_in_url"],
+        "private_transactions": row["private_transactions"],
         "owner": row["owner"],
         "note": row["note"],
         "directives": sorted(allowed_to(row["directives"])),

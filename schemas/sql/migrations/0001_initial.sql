@@ -56,6 +56,8 @@ create table keys (
     allowed_contracts text[] not null default '{}',
     -- Whether requests may have the key in their URL, which is easily logged or copied.
     allow_in_url boolean not null default false,
+    -- Whether its transactions go to relays only, and never to the public mempool.
+    private_transactions boolean not null default false,
     -- For people: who answers for the key, and what it is for.
     owner text not null default '',
     note text not null default '',
@@ -513,6 +515,26 @@ create index operations_waiting on operations (network, sender, nonce) where sta
 -- For deleting old operations, and sooner those that were never accepted.
 create index operations_by_change on operations (changed_at);
 create index operations_unsent on operations (changed_at) where block is null and status in ('seen', 'failed');
+
+-- Private transactions, from before they are sent to relays
+
+create table private_transactions (
+    network text not null,
+    hash bytea not null check (length(hash) = 32),
+    account_id text not null references accounts (id) on delete cascade,
+    key_id text not null,
+    -- seen: recorded, possibly being sent. sent: accepted by a relay. refused: all relays refused it. cancelled: by its sender.
+    -- public: sent to the public mempool, as its sender asked. done: it is in a block, or can never be.
+    status text not null default 'seen' check (status in ('seen', 'sent', 'refused', 'cancelled', 'public', 'done')),
+    -- The signed transaction, and the block after which it is sent to the public mempool. Null: never.
+    raw bytea,
+    public_after bigint,
+    created_at timestamptz not null default now(),
+    primary key (network, hash, account_id)
+);
+
+create index private_transactions_due on private_transactions (network, public_after) where status in ('seen', 'sent');
+create index private_transactions_by_age on private_transactions (created_at);
 
 -- Gas policies and the ledger
 

@@ -3,34 +3,35 @@
 insert into keys (
     id, account_id, lineage_id, name, mode, digest, hint, scopes, requests_per_second, units_per_second,
     allowed_ips, allowed_origins, allowed_networks, allowed_methods, allowed_contracts, previous_digest, pepper, directives,
-    owner, note, expires_at, allow_in_url
+    owner, note, expires_at, allow_in_url, private_transactions
 )
 values (
     $1, $2, $1, $3, $4, $5, $6, $7, nullif($8::integer, -1), nullif($9::integer, -1), $10, $11, $12, $13, $14, $15,
     coalesce((select number from peppers where check_value = $16), 1), $17, coalesce($18, ''), coalesce($19, ''),
-    nullif($20::timestamptz, timestamptz '9999-01-01T00:00:00Z'), coalesce($21, false)
+    nullif($20::timestamptz, timestamptz '9999-01-01T00:00:00Z'), coalesce($21, false), coalesce($22, false)
 )
 returning id, account_id, lineage_id, slot, name, mode, hint, scopes, status, expires_at, requests_per_second,
     units_per_second, allowed_ips, allowed_origins, allowed_networks, allowed_methods, allowed_contracts, owner, note,
-    created_at, changed_at, directives, fault, allow_in_url;
+    created_at, changed_at, directives, fault, allow_in_url, private_transactions;
 
 -- rotate_key
 -- The successor inherits lineage, slot, scopes, limits, allowlists and directives, and the expiry that its holder chose.
 insert into keys (
     id, account_id, lineage_id, slot, name, mode, digest, hint, scopes, requests_per_second, units_per_second,
     allowed_ips, allowed_origins, allowed_networks, allowed_methods, allowed_contracts, owner, note, expires_at,
-    previous_digest, pepper, directives, fault, allow_in_url
+    previous_digest, pepper, directives, fault, allow_in_url, private_transactions
 )
 select $2, account_id, lineage_id, slot, name, mode, $3, $4, scopes, requests_per_second, units_per_second,
     allowed_ips, allowed_origins, allowed_networks, allowed_methods, allowed_contracts, owner, note,
     case when not exists (
         select from keys newer where newer.lineage_id = keys.lineage_id and newer.created_at > keys.created_at
     ) then expires_at end, $5,
-    coalesce((select number from peppers where check_value = $6), 1), directives, fault, allow_in_url
+    coalesce((select number from peppers where check_value = $6), 1), directives, fault, allow_in_url,
+    private_transactions
 from keys where id = $1 and status = 'active' and (expires_at is null or expires_at > now())
 returning id, account_id, lineage_id, slot, name, mode, hint, scopes, status, expires_at, requests_per_second,
     units_per_second, allowed_ips, allowed_origins, allowed_networks, allowed_methods, allowed_contracts, owner, note,
-    created_at, changed_at, directives, fault, allow_in_url;
+    created_at, changed_at, directives, fault, allow_in_url, private_transactions;
 
 -- lock_keys
 -- Serialise creating keys of an account until the end of the transaction.
@@ -48,7 +49,7 @@ update keys set expires_at = least(coalesce(expires_at, 'infinity'), now() + mak
 where id = $1
 returning id, account_id, lineage_id, slot, name, mode, hint, scopes, status, expires_at, requests_per_second,
     units_per_second, allowed_ips, allowed_origins, allowed_networks, allowed_methods, allowed_contracts, owner, note,
-    created_at, changed_at, directives, fault, allow_in_url;
+    created_at, changed_at, directives, fault, allow_in_url, private_transactions;
 
 -- set_key_status
 -- A revoked key stays revoked, and its invitations end.
@@ -58,12 +59,12 @@ with invitations_end as (
 update keys set status = $2 where id = $1 and status <> 'revoked'
 returning id, account_id, lineage_id, slot, name, mode, hint, scopes, status, expires_at, requests_per_second,
     units_per_second, allowed_ips, allowed_origins, allowed_networks, allowed_methods, allowed_contracts, owner, note,
-    created_at, changed_at, directives, fault, allow_in_url;
+    created_at, changed_at, directives, fault, allow_in_url, private_transactions;
 
 -- lock_key
 -- A key as it is stored, until the end of the transaction.
 select id, account_id, mode, scopes, status, expires_at, requests_per_second, units_per_second, allowed_ips, allowed_origins,
-    allowed_networks, allowed_methods, allowed_contracts, directives, allow_in_url
+    allowed_networks, allowed_methods, allowed_contracts, directives, allow_in_url, private_transactions
 from keys where id = $1 for update;
 
 -- update_key
@@ -83,16 +84,18 @@ update keys set
     owner = coalesce($13, owner),
     note = coalesce($14, note),
     expires_at = nullif(coalesce($15, expires_at), timestamptz '9999-01-01T00:00:00Z'),
-    allow_in_url = coalesce($16, allow_in_url)
+    allow_in_url = coalesce($16, allow_in_url),
+    private_transactions = coalesce($17, private_transactions)
 where id = $1 and status <> 'revoked'
 returning id, account_id, lineage_id, slot, name, mode, hint, scopes, status, expires_at, requests_per_second,
     units_per_second, allowed_ips, allowed_origins, allowed_networks, allowed_methods, allowed_contracts, owner, note,
-    created_at, changed_at, directives, fault, allow_in_url;
+    created_at, changed_at, directives, fault, allow_in_url, private_transactions;
 
 -- read_key
 select k.id, k.account_id, k.lineage_id, k.slot, k.name, k.mode, k.hint, k.scopes, k.status, k.expires_at,
     k.requests_per_second, k.units_per_second, k.allowed_ips, k.allowed_origins, k.allowed_networks, k.allowed_methods,
     k.allowed_contracts, k.owner, k.note, k.created_at, k.changed_at, k.directives, k.fault, k.allow_in_url,
+    k.private_transactions,
     a.name as account_name, a.plan
 from keys k join accounts a on a.id = k.account_id where k.id = $1;
 
@@ -100,6 +103,7 @@ from keys k join accounts a on a.id = k.account_id where k.id = $1;
 select k.id, k.account_id, k.lineage_id, k.slot, k.name, k.mode, k.hint, k.scopes, k.status, k.expires_at,
     k.requests_per_second, k.units_per_second, k.allowed_ips, k.allowed_origins, k.allowed_networks, k.allowed_methods,
     k.allowed_contracts, k.owner, k.note, k.created_at, k.changed_at, k.directives, k.fault, k.allow_in_url,
+    k.private_transactions,
     a.name as account_name, a.plan
 from keys k join accounts a on a.id = k.account_id
 where ($1::text is null or k.account_id = $1)
@@ -112,6 +116,7 @@ select k.id, k.name, a.name as account from keys k join accounts a on a.id = k.a
 -- Everything that admission needs. Keys that can never work again are left out.
 select k.id, k.lineage_id, k.slot, k.mode, k.digest, k.previous_digest, k.scopes, k.account_id, k.allowed_ips, k.allowed_origins,
     k.allowed_networks, k.allowed_methods, k.allowed_contracts, k.directives, k.fault, k.allow_in_url,
+    k.private_transactions,
     case when a.disabled and k.status = 'active' then 'disabled' else k.status end as status,
     extract(epoch from k.expires_at - now())::float8 as expires_in_s,
     k.requests_per_second, k.units_per_second,
@@ -126,6 +131,7 @@ where k.status <> 'revoked' and (k.expires_at is null or k.expires_at > now());
 -- Keys that changed, or whose account did, by id or since a time.
 select k.id, k.lineage_id, k.slot, k.mode, k.digest, k.previous_digest, k.scopes, k.account_id, k.allowed_ips, k.allowed_origins,
     k.allowed_networks, k.allowed_methods, k.allowed_contracts, k.directives, k.fault, k.allow_in_url,
+    k.private_transactions,
     case when a.disabled and k.status = 'active' then 'disabled' else k.status end as status,
     extract(epoch from k.expires_at - now())::float8 as expires_in_s,
     k.requests_per_second, k.units_per_second,

@@ -22,7 +22,7 @@ const ACCOUNT_SCOPES = {
 /* What requests with the key may ask for. An operator grants X-Upstream and X-Cost. */
 const DIRECTIVES = { timeout_ms: "Deadline (X-Timeout-Ms)", max_stale: "Older replies (X-Max-Stale)", retry: "Fewer retries (X-Retry)",
   min_block: "Least block (X-Min-Block)", min_block_wait: "Wait for the block (X-Min-Block-Wait)", explain: "Record the request (X-Explain)", max_cost: "Cheap upstreams only (X-Max-Cost)", meta: "Details in socket replies (X-Meta)",
-  verify: "Verified replies (X-Verify)", fault: "Faults, for test keys (X-Fault)" };
+  verify: "Verified replies (X-Verify)", private: "Private transactions (X-Private)", private_fallback: "Public after some blocks (X-Private-Fallback)", fault: "Faults, for test keys (X-Fault)" };
 /* What a web page needs to show balances and contracts, and to send transactions that its visitor has signed. */
 const PUBLIC_PAGE = {
   scopes: ["rpc:read", "rpc:write"],
@@ -88,6 +88,7 @@ function limitsOf(key) {
     key.allowed_ips.length > 0 && `IPs ${key.allowed_ips.join(", ")}`,
     key.allowed_origins.length > 0 && `origins ${key.allowed_origins.join(", ")}`,
     key.allow_in_url && "allowed in URLs",
+    key.private_transactions && "private transactions",
   ].filter(Boolean);
   return limits.length ? el("span", null, format.sentence(limits.join("; "))) : "Account limits";
 }
@@ -135,6 +136,8 @@ function edit(key, reload) {
       hint: "Addresses on EVM chains, one per line. Calls that may reach others are refused. Leave empty to allow all." });
     const inUrl = forms.checks("URLs", { allow_in_url: "Accept this key in URLs" }, key?.allow_in_url ? ["allow_in_url"] : [], {
       hint: "For wallets and tools that take only a URL. URLs end up in histories, logs and screenshots, and everyone who sees one can use the key: restrict it to origins, addresses, contracts or methods." });
+    const isPrivate = forms.checks("Transactions", { private_transactions: "Send transactions to private relays only" }, key?.private_transactions ? ["private_transactions"] : [], {
+      hint: "They never reach the public mempool, where others could trade ahead of them. On networks without a relay, transactions are refused." });
     const publicPage = button("Fill in for a public page", () => {
       scopes.write(PUBLIC_PAGE.scopes);
       accountScopes.write([]);
@@ -151,11 +154,11 @@ function edit(key, reload) {
     const fault = forms.text("Faults", { value: key?.fault, maxlength: "200", placeholder: "latency=800ms, status=503, p=0.2",
       hint: "Spoils the replies to this test key, the events of its sockets and the deliveries of webhooks it creates. Leave empty for none." });
     const advanced = el("details.more", { open: Boolean(key) }, el("summary", null, "Limits and restrictions"),
-      el("p", null, publicPage), inUrl.node, forms.row(ips.node, origins.node), forms.row(requests.node, units.node), forms.row(allowedNetworks.node, allowedMethods.node), allowedContracts.node, accountScopes.node, directives.node, key?.mode === "test" && fault.node);
+      el("p", null, publicPage), inUrl.node, isPrivate.node, forms.row(ips.node, origins.node), forms.row(requests.node, units.node), forms.row(allowedNetworks.node, allowedMethods.node), allowedContracts.node, accountScopes.node, directives.node, key?.mode === "test" && fault.node);
     const send = async () => {
       const values = { name: name.read(), scopes: [...scopes.read(), ...accountScopes.read()], allowed_ips: format.splitList(ips.read()), allowed_origins: format.splitList(origins.read()), directives: directivesOf(directives.read()),
         allowed_networks: format.splitList(allowedNetworks.read()), allowed_methods: format.splitList(allowedMethods.read()),
-        allowed_contracts: format.splitList(allowedContracts.read()), allow_in_url: inUrl.read().length > 0, owner: owner.read(), note: remark.read() };
+        allowed_contracts: format.splitList(allowedContracts.read()), allow_in_url: inUrl.read().length > 0, private_transactions: isPrivate.read().length > 0, owner: owner.read(), note: remark.read() };
       // The field has no seconds: an expiry that was not edited stays as it is.
       if (expires.read() !== (key?.expires_at ? localTime(key.expires_at) : "")) values.expires_at = expires.read() ? new Date(expires.read()).toISOString() : null;
       if (!values.scopes.length) throw new Error("Select at least one scope.");
