@@ -1,13 +1,15 @@
 """Keys in URLs, sent to every surface in every way that can fail: nothing that the service writes contains one.
 
 Searched are its log, with debug lines and reports of slow steps, its metrics, every table of its database, Valkey, the spans
-that a collector receives, what upstreams and receivers of webhooks get, mails, and all replies.
+that a collector receives, what upstreams and receivers of webhooks get, mails, and all replies. The search itself is tested
+with a key that is written to each of these places.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import smtplib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +39,31 @@ UPGRADE = {
 }
 SAMPLED = {"traceparent": f"00-{'1' * 32}-00f067aa0ba902b7-01"}
 EMAIL = "holder@example.com"
+# Aliases that can be on together, and URLs of them with a key: host and target.
+ALIASES = ("alchemy", "ankr", "drpc", "erpc", "infura", "nodecore", "quicknode")
+ALIAS_URLS = (
+    ("x", "/alchemy/eth-sepolia/v2/{key}"),
+    ("eth-sepolia.rpc.example.com", "/v2/{key}"),
+    ("x", "/ankr/eth_sepolia/{key}"),
+    ("x", "/eth_sepolia/{key}"),
+    ("x", "/eth_sepolia/ws/{key}"),
+    ("x", "/ogrpc?network=sepolia&dkey={key}"),
+    ("x", "/drpc/sepolia/{key}"),
+    ("x", "/main/evm/11155111?secret={key}"),
+    ("x", "/infura/sepolia/v3/{key}"),
+    ("sepolia.rpc.example.com", "/v3/{key}"),
+    ("sepolia.rpc.example.com", "/ws/v3/{key}"),
+    ("x", "/queries/sepolia/api-key/{key}"),
+    ("x", "/quicknode/ethereum-sepolia/{key}/"),
+    # Networks that no alias has, and URLs that are almost those of one.
+    ("x", "/alchemy/atlantis/v2/{key}"),
+    ("x", "/alchemy/eth-sepolia/v3/{key}"),
+    ("x", "/alchemy/eth-sepolia/v2/{key}/more"),
+    ("x", "/main/evm/11155111?secret={key}&secret={key}"),
+    ("x", "/ogrpc?network=atlantis&dkey={key}"),
+    ("x", "/ogrpc?network=sepolia&dkey={key}&dkey={key}"),
+    ("x", "/queries/sepolia?api-key={key}"),
+)
 
 
 @dataclass
@@ -104,6 +131,8 @@ level = "debug"
 slow_step_ms = 0.05
 [requests]
 slow_ms = 0.001
+[aliases]
+{"".join(f"{name} = true{chr(10)}" for name in ALIASES)}
 [mail]
 host = "127.0.0.1"
 port = {around.mail_port}
@@ -210,10 +239,24 @@ def requests_with(key: str) -> Iterator[bytes]:
         "/v1/gas/ethereum-sepolia/prices",
     ):
         yield request("GET", f"{target}{'&' if '?' in target else '?'}apiKey={key}")
+    for host, form in ALIAS_URLS:
+        for word in (key, encoded):
+            target = form.format(key=word)
+            yield of_host(host, request("POST", target, CALL))
+            yield of_host(host, request("POST", target, CALL, X_Explain="1", **SAMPLED))
+            yield of_host(host, request("POST", target, b"{"))
+            yield of_host(host, request("GET", target))
+            yield of_host(host, request("GET", target, b"", **UPGRADE))
     hook = {"url": "https://hooks.example.com/x", "chain": "ethereum-sepolia", "event_type": "MINED_TRANSACTION"}
     yield request("POST", f"/v1/webhooks?apiKey={key}", orjson.dumps({**hook, "config": {}}))
     yield request("POST", f"/v1/account/sign-in/link?apiKey={key}", orjson.dumps({"email": EMAIL}))
     yield request("POST", f"/v1/account/keys?apiKey={key}", orjson.dumps({"name": "x", "mode": "test"}))
+
+
+def of_host(host: str, data: bytes) -> bytes:
+    head, _, rest = data.partition(b"Host: ")
+    assert rest, data
+    return head + b"Host: " + host.encode() + rest[rest.index(b"\r\n") :]
 
 
 async def reply_to(port: int, data: bytes) -> str:
@@ -284,6 +327,33 @@ async def running(server: Server, tmp_path_factory: pytest.TempPathFactory) -> A
     await server.drop(name)
 
 
+async def everything_written(running: Running, replies: Mapping[str, str]) -> dict[str, str]:
+    """All places that a key could reach, each with its content."""
+    running.redis.command("SAVE")
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(
+            f"http://127.0.0.1:{running.serving.metrics_port}/metrics",
+            headers={"Accept": "application/openmetrics-text; version=1.0.0"},
+        ) as response,
+    ):
+        metrics = await response.text()
+    files = {str(path): path.read_bytes().decode("latin-1") for path in running.room.rglob("*") if path.is_file()}
+    assert any(name.endswith(".rdb") for name in files)
+    return {
+        **files,
+        **{f"table {name}": text for name, text in (await tables_of(running.database)).items()},
+        **{f"reply to {name}": text for name, text in replies.items()},
+        "metrics": metrics,
+        "upstreams, collector and receivers": "\n".join(running.around.seen),
+        "mails": "\n".join(running.around.mails),
+    }
+
+
+def leaks_in(written: Mapping[str, str], secrets: Sequence[str]) -> list[str]:
+    return [name for name, text in written.items() if any(secret in text for secret in secrets)]
+
+
 async def test_nothing_that_the_service_writes_contains_a_key_of_a_url(running: Running) -> None:
     port, keys, around = running.serving.port, running.keys, running.around
     replies: dict[str, str] = {}
@@ -309,24 +379,36 @@ async def test_nothing_that_the_service_writes_contains_a_key_of_a_url(running: 
 
     await until(are_written)
     replies["records"] = await records_of(port, keys.open, ids[-40:])
-    running.redis.command("SAVE")
-    async with (
-        aiohttp.ClientSession() as session,
-        session.get(
-            f"http://127.0.0.1:{running.serving.metrics_port}/metrics",
-            headers={"Accept": "application/openmetrics-text; version=1.0.0"},
-        ) as response,
-    ):
-        metrics = await response.text()
-    files = {str(path): path.read_bytes().decode("latin-1") for path in running.room.rglob("*") if path.is_file()}
-    assert any(name.endswith(".rdb") for name in files)
-    written = {
-        **files,
-        **{f"table {name}": text for name, text in tables.items()},
-        **{f"reply to {name}": text for name, text in replies.items()},
-        "metrics": metrics,
-        "upstreams, collector and receivers": "\n".join(around.seen),
-        "mails": "\n".join(around.mails),
-    }
-    leaks = [name for name, text in written.items() if any(secret in text for secret in keys.secrets)]
-    assert leaks == []
+    written = await everything_written(running, replies)
+    assert leaks_in(written, keys.secrets) == []
+
+
+def mail(port: int, text: str) -> None:
+    with smtplib.SMTP("127.0.0.1", port) as client:
+        client.sendmail("a@example.com", [EMAIL], f"Subject: x\r\n\r\n{text}")
+
+
+async def test_search_finds_a_key_in_each_place(running: Running) -> None:
+    """A key that is planted where the service writes, by the way in which it would get there."""
+    planted, port = access.mint("test", b"planted".rjust(32)), running.serving.port
+    secret = planted[9:-6]
+    await reply_to(port, request("POST", f"/v1/rpc/{NETWORK}", CALL, X_API_Key=running.keys.open))
+    with running.serving.log_file.open("a") as log:
+        log.write(orjson.dumps({"message": "planted", "key": planted}).decode() + "\n")
+    async with connected(running.database) as connection:
+        await connection.execute("update keys set note = $1", planted)
+    running.redis.command("SET", "planted", planted)
+    async with aiohttp.ClientSession() as session:
+        for path in ("/rpc", "/v1/traces", "/hook"):
+            async with session.post(
+                f"{running.around.url}{path}", data=orjson.dumps({**orjson.loads(CALL), "x": planted})
+            ):
+                pass
+    await asyncio.to_thread(mail, running.around.mail_port, planted)
+    written = await everything_written(running, {"planted": f"200 {planted}"})
+    found = {name.rpartition("/")[2] if name.startswith("/") else name for name in leaks_in(written, (secret,))}
+    places = {"log", "table keys", "reply to planted", "upstreams, collector and receivers", "mails"}
+    assert found >= places, places - found
+    assert any(name.endswith(".rdb") for name in found), found
+    # Nobody but the service writes its metrics: a word that is in them is found.
+    assert "metrics" in leaks_in(written, ("eth_gasPrice",))
