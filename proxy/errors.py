@@ -10,7 +10,7 @@ A `StartError` is for the operator. It is fatal and lists all faults at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final, Literal, get_args
+from typing import Any, ClassVar, Final, Literal, TypeVar, get_args
 
 # Why a request failed, for programs: narrower than the six codes. The list is closed and part of the API spec. Each reason is
 # an anchor of the guide's page of errors.
@@ -25,6 +25,15 @@ Reason = Literal[
 REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
 # The page of errors in the guide, on this installation.
 ERRORS_PAGE: Final = "/docs/guide/errors/"
+
+E = TypeVar("E", bound=BaseException)
+
+
+def without_frames(error: E) -> E:
+    """The error, to be replied. The frames in its traceback keep their variables, such as a large body. If one of them names
+    the error, they are a cycle, which would wait for the garbage collector."""
+    error.__traceback__ = error.__context__ = None
+    return error
 
 
 class Fault(Exception):

@@ -12,6 +12,7 @@ import re
 from proxy.core import jsonrpc
 from proxy.core.batch_envelopes import parse_short_batch
 from proxy.core.jsonrpc import MAX_DEPTH, PARSE_ERROR, STRICT, TOO_DEEP, Dialect, MalformedCall, RawCall
+from proxy.errors import without_frames
 
 # A step reads at most this many brackets per item, and ends after this many bytes unless an item is longer.
 _BRACKETS_PER_ITEM = 2
@@ -124,7 +125,7 @@ class BatchReader:
         except MalformedCall as exc:
             if exc.code == PARSE_ERROR:
                 raise  # If one item is not JSON, the body is not JSON.
-            return exc
+            return without_frames(exc)
 
     def _last_item(self, end: int) -> RawCall | MalformedCall:
         self.is_done = True

@@ -27,6 +27,7 @@ from proxy.errors import (
     MethodNotAllowed,
     NotFound,
     of_status,
+    without_frames,
 )
 from proxy.services.accounts.admission import Admission
 from proxy.settings import ServerSettings
@@ -132,9 +133,9 @@ class ApiMiddleware:
             return self._cross_origin.preflight(request) or await handler(request)
         except Fault as fault:
             request[STATE].refused(fault)
-            return self.refuse(fault)
+            return self.refuse(without_frames(fault))
         except web.HTTPException as exc:
-            return self.refuse(_of_http(exc, request))
+            return self.refuse(_of_http(without_frames(exc), request))
         except (asyncio.CancelledError, ConnectionError):
             raise
         except (web.RequestPayloadError, HttpProcessingError, ValueError) as exc:
