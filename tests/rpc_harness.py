@@ -149,7 +149,7 @@ async def rpc_harness(
     chain: Chain | None = None,
     kind: type[ScriptedUpstream] = ScriptedUpstream,
     options: Sequence[Mapping[str, Any]] = (),
-    **sections: Mapping[str, Any],
+    **sections: Any,
 ) -> AsyncIterator[RpcHarness]:
     """A worker with `count` upstreams whose heads are known; with `faults`, each behind a fault proxy."""
     chain = chain or Chain()

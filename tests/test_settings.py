@@ -250,6 +250,24 @@ def test_quorum_of_more_operators_than_there_are_is_reported(
     )
 
 
+@pytest.mark.parametrize(
+    ("rule", "fault"),
+    [
+        ('prefer = ["region=eu"]', ""),
+        ('require = ["client=geth", "operator=example.com"]\nmethods = ["trace_*"]', ""),
+        ("", "routing.0: changes nothing"),
+        ('avoid = ["region=us"]', "routing.0.avoid: no upstream of ethereum/mainnet has the label region=us"),
+        ('prefer = ["region=eu"]\nmethods = ["eth_cal"]', "routing.0.methods: ethereum/mainnet has no method eth_cal"),
+    ],
+)
+def test_rule_that_does_nothing_is_reported(write: Write, rule: str, fault: str) -> None:
+    upstream = '[[upstreams]]\nnetwork = "ethereum/mainnet"\nurl = "https://a.example.com"\nlabels = ["region=eu"]\n'
+    found = load(write(f'{upstream}[[routing]]\nnetwork = "ethereum/mainnet"\n{rule}\n'))
+    reported = [*settings.network_faults(found.tree, settings.load_tables()), ""]
+    assert reported[0].startswith(fault)
+    assert len(reported) == (2 if fault else 1)
+
+
 @pytest.mark.parametrize("name", ["Infura", "two words", "-", "x" * 64, "\\n"])
 def test_operator_of_an_upstream_must_be_a_plain_name(write: Write, name: str) -> None:
     path = write(f'[[upstreams]]\nnetwork = "ethereum/mainnet"\nurl = "https://a.b"\noperator = "{name}"\n')

@@ -269,6 +269,15 @@ class Prover(Protocol):
         """The proven result as JSON. Raises Refuted."""
 
 
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """Methods that name an upstream's client and list its groups of methods, and methods that are tried one by one."""
+
+    client: str
+    modules: str
+    probes: tuple[str, ...] = ()
+
+
 def _no_id(params: bytes) -> bytes | None:
     return None
 
@@ -318,6 +327,7 @@ class Family:
     `at_block(method, params, number)`: the params with this block in place of the head's tag.
     `prover`: proves replies by the chain's hashes, where they can.
     `refused`: well-known methods that are left out on purpose, with the reason and what to call instead.
+    `detection`: how an upstream is asked for its client and its methods.
     """
 
     name: str
@@ -352,6 +362,7 @@ class Family:
     at_block: Callable[[Method, bytes, int], bytes] | None = None
     prover: Prover | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
+    detection: Detection | None = None
 
     def is_archive(self, ref: BlockRef, head: int) -> bool:
         """Whether the call reads state that an ordinary upstream has pruned. A hash may be any block: it counts as recent."""

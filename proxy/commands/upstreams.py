@@ -16,7 +16,19 @@ from proxy.errors import InvalidRequest, NotFound, StartError
 from proxy.store.postgres.fleet import FleetStore
 
 COLUMNS = (
-    *("label", "kind", "operator", "state", "head", "lag_blocks", "latency_ms", "p99_ms", "error_rate"),
+    *(
+        "label",
+        "kind",
+        "operator",
+        "client",
+        "bounds",
+        "state",
+        "head",
+        "lag_blocks",
+        "latency_ms",
+        "p99_ms",
+        "error_rate",
+    ),
     *("in_flight", "answered", "failed", "contradicted", "cordon"),
 )
 

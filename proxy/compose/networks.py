@@ -20,6 +20,7 @@ from proxy.core.caching import ReplyCache
 from proxy.core.credits import CallPrices, CreditMeter, CreditTable
 from proxy.core.data_bounds import DataBounds, of_archive
 from proxy.core.heads import NetworkHead
+from proxy.core.label_rules import LabelRule
 from proxy.core.limits import CallRate, ProcessRate
 from proxy.core.rest_routes import RestTransport
 from proxy.core.upstream_health import UpstreamHealth
@@ -121,6 +122,7 @@ class NetworkBuilder:
                 shared_cache=None if shared is None else SharedCache(name, shared),
                 exchange=self._exchange,
                 writes=self._writes(network, takers),
+                methods=tuple(self._tables.methods[network.family]),
             )
         return found
 
@@ -147,6 +149,8 @@ class NetworkBuilder:
             if rule.network == network.id:
                 for name in rule.methods:
                     policies[name].verify = verification.parse(rule.by)
+        for policy in policies.values():
+            policy.rules = tuple(rule for rule in self._rules(network) if rule.covers(policy.method.name))
         return Route(
             policies,
             Dispatcher(state, call_timeout_s=settings.rpc.call_timeout_s, takeovers=takeovers),
@@ -154,6 +158,20 @@ class NetworkBuilder:
             broadcast=len(state.upstreams) if family_of(network).sends_to_all else settings.rpc.broadcast,
             coalesces=settings.cache.coalesce,
         )
+
+    def _rules(self, network: Network) -> list[LabelRule]:
+        return [
+            LabelRule(
+                number=number,
+                methods=rule.methods,
+                keys=frozenset(rule.keys),
+                require=rule.require,
+                prefer=rule.prefer,
+                avoid=rule.avoid,
+            )
+            for number, rule in enumerate(self._settings.routing, 1)
+            if rule.network == network.id
+        ]
 
     def bundlers(self, chains: Networks, takeovers: Takeovers, guard: Callable[[Dispatcher], CallGuard]) -> Networks:
         """The bundlers by network, as routes without a cache. `chains`: the networks that they serve."""

@@ -167,8 +167,8 @@ DIRECTIVES = (
     Directive(
         "upstream",
         _label,
-        "the label of an upstream of the network",
-        "Send the call to this upstream and no other, past the cache. An operator grants it to a key.",
+        "the name or a label of an upstream of the network",
+        "Send the call only to this upstream, or to those with this label, past the cache. An operator grants it to a key.",
         is_usual=False,
     ),
     Directive(

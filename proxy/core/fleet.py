@@ -70,6 +70,8 @@ def seen(health: UpstreamHealth, now: float) -> dict[str, Any]:
         "host": health.host,
         "tier": health.tier,
         "labels": health.labels,
+        "client": health.client,
+        "bounds": health.bounds.text,
         "state": state_of(health, now),
         "breaker": breaker_of(health, now),
         "cordoned": health.cordoned,
@@ -96,6 +98,8 @@ class UpstreamView:
     host: str = ""
     tier: int = 0
     labels: tuple[str, ...] = ()
+    client: str = ""
+    bounds: str = ""
     state: str = "up"
     breaker: str = "closed"
     cordoned: bool = False
@@ -118,6 +122,8 @@ class UpstreamView:
         self.host = view.get("host") or self.host
         self.tier = view.get("tier", self.tier)
         self.labels = tuple(view.get("labels", self.labels))
+        self.client = view.get("client") or self.client
+        self.bounds = view.get("bounds") or self.bounds
         self.state = min(self.state, view["state"], key=_badness)
         self.breaker = max(self.breaker, view["breaker"], key=("closed", "half_open", "open").index)
         self.cordoned = self.cordoned or view["cordoned"]
@@ -143,6 +149,8 @@ class UpstreamView:
             "host": self.host or None,
             "tier": self.tier,
             "labels": self.labels,
+            "client": self.client or None,
+            "bounds": self.bounds or None,
             "state": self.state,
             "breaker": self.breaker,
             "cordoned": self.cordoned,

@@ -75,6 +75,11 @@ DISTRUSTED_S = 600.0
 Standing = Literal["good", "unchecked", "wrong_chain", "forked"]
 
 
+def name_in(label: str) -> str:
+    """The name of an upstream in its label, such as `geth` in `ethereum/mainnet#geth`."""
+    return label.rpartition("#")[2]
+
+
 class UpstreamHealth:
     """The health of one upstream."""
 
@@ -164,6 +169,12 @@ class UpstreamHealth:
         # Shown to operators: the host of its URL, and words from the settings.
         self.host = host
         self.labels = labels
+        # What rules choose it by: these labels, and those that follow from its settings and its client.
+        self._own_words = frozenset((*labels, f"name={name_in(label)}", f"operator={operator or label}"))
+        self._own_words |= {"paid"} if meter is not None else frozenset()
+        self.words = self._own_words
+        # The client that it runs, as it says itself, such as Geth/v1.16.3.
+        self.client = ""
         # Upstreams of one operator have one vote together. Clients see `operator_name`: the name in the settings, or else the
         # label, because they must not learn the domain of an upstream.
         self.operator = operator or label
@@ -394,6 +405,13 @@ class UpstreamHealth:
         self.bounds.floor_reported(floor)
         for method in lacked:
             self.lacking[method] = now + LACKING_S
+
+    def client_reported(self, client: str, missing: Iterable[str], *, until: float) -> None:
+        """It has named its client, and was found not to have these methods. Those that its settings allow are not removed."""
+        self.client = client
+        name = client.partition("/")[0].lower()
+        self.words = self._own_words | {f"client={name}"} if name else self._own_words
+        self.lacking |= {method: until for method in missing if method not in self.allow}
 
     def saw_head(self, number: int, now: float, block_hash: str = "", parent_hash: str = "") -> None:
         if number < self.head:

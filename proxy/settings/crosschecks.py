@@ -16,6 +16,7 @@ import msgspec
 
 from proxy.chains.families import family_of
 from proxy.chains.registry import Network, nearest_network
+from proxy.core.label_rules import fits
 from proxy.settings.sections import (
     BudgetSettings,
     BundlerSettings,
@@ -24,6 +25,7 @@ from proxy.settings.sections import (
     PaymasterSettings,
     PriceFeed,
     RelaySettings,
+    RoutingSettings,
     UpstreamSettings,
     VerifySettings,
 )
@@ -37,7 +39,14 @@ _CURVE_ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD036414
 _NAMING: dict[
     str,
     type[
-        UpstreamSettings | BundlerSettings | RelaySettings | PaymasterSettings | PriceFeed | FixedPrice | VerifySettings
+        UpstreamSettings
+        | BundlerSettings
+        | RelaySettings
+        | PaymasterSettings
+        | PriceFeed
+        | FixedPrice
+        | VerifySettings
+        | RoutingSettings
     ],
 ] = {
     "upstreams": UpstreamSettings,
@@ -45,6 +54,7 @@ _NAMING: dict[
     "relays": RelaySettings,
     "paymasters": PaymasterSettings,
     "verify": VerifySettings,
+    "routing": RoutingSettings,
     "prices.feeds": PriceFeed,
     "prices.fixed": FixedPrice,
 }
@@ -76,6 +86,7 @@ def network_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
     yield from _cost_faults(tree, tables)
     yield from _call_faults(tree, tables)
     yield from _verify_faults(tree, tables)
+    yield from _routing_faults(tree, tables)
 
 
 def _name_faults(
@@ -144,6 +155,30 @@ def _verify_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
             elif each.by == "proof" and (prover is None or not prover.covers(method)):
                 yield f"verify.{place}.methods: {method} cannot be verified by proof: name a quorum, such as quorum 2/3"
         yield from _quorum_faults(tree, tables, place, each)
+
+
+def _routing_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
+    """Report rules that do nothing: methods that no network has, and labels that no upstream has."""
+    for place, each in _listed(tree, "routing", RoutingSettings):
+        named = {"require": each.require, "prefer": each.prefer, "avoid": each.avoid}
+        if not any(named.values()):
+            yield f"routing.{place}: changes nothing: add require, prefer or avoid"
+        network = tables.chains.find(*each.network.split("/")) if each.network.count("/") == 1 else None
+        if network is None:
+            continue
+        for method in each.methods:
+            if not any(fits((method,), name) for name in tables.methods[network.family]):
+                yield f"routing.{place}.methods: {each.network} has no method {method}"
+        upstreams = [
+            found for _, found in _listed(tree, "upstreams", UpstreamSettings) if found.network == each.network
+        ]
+        known = {label for found in upstreams for label in found.own_labels}
+        for name, labels in named.items():
+            for label in labels:
+                # The client is known once an upstream has named it.
+                if upstreams and label not in known and not label.startswith("client="):
+                    listed = ", ".join(sorted(known)) or "none"
+                    yield f"routing.{place}.{name}: no upstream of {each.network} has the label {label}; there are: {listed}"
 
 
 def _quorum_faults(tree: Mapping[str, Any], tables: Tables, place: int, rule: VerifySettings) -> Iterator[str]:

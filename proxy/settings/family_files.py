@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from proxy.chains.families import READERS
-from proxy.chains.family import Family
+from proxy.chains.family import Detection, Family
 from proxy.chains.lookups import Lookup, LookupCall, Lookups
 from proxy.chains.tabled import BlockNames, family_of_tables
 from proxy.chains.write_ids import WRITE_IDS
@@ -90,6 +90,7 @@ def family_in(data: Mapping[str, Any]) -> Family:
         error_rules=(*_error_rules(errors), *(_OF_STATUSES if "rest" in transport else ())),
         sends_to_all=writes.get("to_all", False),
         refused=data.get("refused", {}),
+        detection=msgspec.convert(data["detection"], Detection) if "detection" in data else None,
         **changes,
     )
 

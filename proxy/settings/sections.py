@@ -383,6 +383,13 @@ class UpstreamSettings(LinkSettings):
         return bool(self.cost or self.credits)
 
     @property
+    def own_labels(self) -> frozenset[str]:
+        """The labels by which rules choose it, without that of its client, which is not known yet."""
+        name = {f"name={self.name}"} if self.name else frozenset[str]()
+        paid = {"paid"} if self.is_metered else frozenset[str]()
+        return frozenset(self.labels) | name | paid | {f"operator={self.operated_by}"}
+
+    @property
     def operated_by(self) -> str:
         """Its operator, whose upstreams have one vote together."""
         return self.operator or operator_of(self.host)
@@ -436,6 +443,18 @@ class VerifySettings:
 
 
 @dataclass(frozen=True, slots=True)
+class RoutingSettings:
+    """A rule about the labels of upstreams."""
+
+    network: str
+    methods: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    require: tuple[str, ...] = ()
+    prefer: tuple[str, ...] = ()
+    avoid: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All settings. `tree` holds the same values as plain data, for printing and for passing to workers."""
 
@@ -470,6 +489,7 @@ class Settings:
     relays: tuple[RelaySettings, ...]
     paymasters: tuple[PaymasterSettings, ...]
     verify: tuple[VerifySettings, ...]
+    routing: tuple[RoutingSettings, ...]
     tree: Mapping[str, Any]
 
     @property

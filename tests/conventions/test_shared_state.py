@@ -128,6 +128,7 @@ REASONS = {
     "services/rpc/network_state:NetworkState.tip_lines": "one line for each word that names the network",
     "services/rpc/networks:Route": "one entry for each set of scopes that keys have, 2^scopes at most",
     "services/rpc/bound_checks:BoundChecks": "one entry for each upstream and kind of data",
+    "services/rpc/method_checks:MethodChecks": "one entry for each upstream",
     "services/rpc/stream_checks:StreamChecks": "one entry for each upstream",
     "services/rpc/tracker:Tracker": "one entry for each upstream",
     "services/sponsor/settlement:SettlementSink": "one count for each chain",

@@ -20,10 +20,12 @@ from typing import Protocol, assert_never
 import msgspec
 
 from proxy.core import jsonrpc, upstream_errors
+from proxy.core.access import Key
 from proxy.core.budgets import period_end
 from proxy.core.credits import outcome_of_error
 from proxy.core.directives import Directives
 from proxy.core.jsonrpc import UpstreamReply
+from proxy.core.label_rules import steered
 from proxy.core.retry_budget import RetryBudget
 from proxy.core.routing import HEDGE_CEILING_S, HEDGE_FLOOR_S
 from proxy.core.upstream_errors import UpstreamError
@@ -170,6 +172,8 @@ class Dispatcher(FlightHandler):
         directives = flight.call.directives
         at_cost = " at the cost of X-Max-Cost" if directives is not None and directives.max_cost >= 0 else ""
         reason = f"no upstream of {self.state.network_id} accepts calls{at_cost} at the moment"
+        if required := required_labels(flight.call):
+            reason = f"no upstream of {self.state.network_id} with the labels {required} accepts calls at the moment"
         self.complete_with_fault(flight, Unavailable(reason, reason="upstream"))
 
     def _waits_for_rest(self, flight: Flight, now: float) -> bool:
@@ -608,9 +612,24 @@ class Dispatcher(FlightHandler):
 
 def choose_upstream(state: NetworkState, call: Call, now: float, tried: int) -> Upstream | None:
     """The best upstream, if there is one. `tried`: those to leave out, as a bit set of their indexes."""
-    name = call.policy.method.name
     if call.directives is not None:
         tried |= _left_out(state, call, call.directives)
+    if call.policy.rules:
+        never, last = steered(call.policy.rules, state.group.members, key_of(call))
+        tried |= never
+        found = _chosen(state, call, now, tried | last) if last else None
+        if found is not None:
+            return found
+    return _chosen(state, call, now, tried)
+
+
+def key_of(call: Call) -> str:
+    """The id of the key that makes the call; empty for our own calls."""
+    return call.payer.id if isinstance(call.payer, Key) else ""
+
+
+def _chosen(state: NetworkState, call: Call, now: float, tried: int) -> Upstream | None:
+    name = call.policy.method.name
     if (only := state.only) is not None:
         health = only.health
         takes_calls = health.takes_calls(now) or health.allows_fallback(now)
@@ -651,7 +670,7 @@ def _left_out(state: NetworkState, call: Call, directives: Directives) -> int:
     found, method = 0, call.policy.method.name
     for upstream in state.upstreams:
         health = upstream.health
-        is_other = directives.upstream not in ("", upstream.label)
+        is_other = directives.upstream not in ("", upstream.label) and directives.upstream not in health.words
         has_block = health.head >= directives.min_block and not health.ahead
         is_dear = health.meter is not None and 0 <= directives.max_cost < health.meter.cost_of(
             method, archive=call.archive
@@ -659,6 +678,12 @@ def _left_out(state: NetworkState, call: Call, directives: Directives) -> int:
         if is_other or is_dear or (directives.min_block and not has_block):
             found |= 1 << health.index
     return found
+
+
+def required_labels(call: Call) -> str:
+    """The labels that rules for the call require."""
+    found = [rule for rule in call.policy.rules if not rule.keys or key_of(call) in rule.keys]
+    return ", ".join(label for rule in found for label in rule.require)
 
 
 def first_available(state: NetworkState, call: Call) -> int:

@@ -12,6 +12,7 @@ from proxy.chains.registry import Network
 from proxy.core import access
 from proxy.core.data_bounds import DATA_INDEX
 from proxy.core.jsonrpc import COMPACT, ID_STARTS, MAX_DEPTH, Envelope, repeats_members, request_tail
+from proxy.core.label_rules import LabelRule
 from proxy.core.nesting import is_deeper
 from proxy.core.request_records import MOST_NAME
 from proxy.core.verification import Verification
@@ -85,6 +86,7 @@ class MethodPolicy:
         "opens",
         "reports_block",
         "request_tail",
+        "rules",
         "scope",
         "separator",
         "shared",
@@ -139,6 +141,8 @@ class MethodPolicy:
         self.looks_up_null = False
         # How the operator wants replies to be verified.
         self.verify: Verification | None = None
+        # The operator's rules about labels of upstreams.
+        self.rules: tuple[LabelRule, ...] = ()
 
     def __repr__(self) -> str:
         return f"<MethodPolicy {self.method.name} {self.units} units>"
@@ -148,7 +152,7 @@ class MethodPolicy:
         replies at all. `is_served`: whether the route has one upstream alone, which serves the method."""
         self.shared = self.cacheable and shares
         is_simple = self.may_repeat and not (
-            self.by_range or self.is_checked or self.answer or self.method.own or self.verify
+            self.by_range or self.is_checked or self.answer or self.method.own or self.verify or self.rules
         )
         self.short = is_simple and (self.shared or is_served)
         self.any_block = self.shared and self.method.history

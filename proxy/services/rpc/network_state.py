@@ -8,7 +8,7 @@ the block that they were read at: while only its number is known, they are disca
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable, Collection, MutableSequence, Sequence
 from typing import Final, Literal, Protocol
 
 import msgspec
@@ -101,6 +101,7 @@ class NetworkState:
         "hashes",
         "head_reader",
         "heads",
+        "methods",
         "network",
         "network_id",
         "old_data",
@@ -134,11 +135,12 @@ class NetworkState:
         exchange: FleetHeads | None = None,
         writes: RecentWrites | None = None,
         chain: NetworkState | None = None,
+        methods: Collection[str] = (),
     ) -> None:
         """`archive_minimum`: the lowest price of a read of old state. `streams`: upstreams that carry subscriptions and no
         calls. `shared_cache`: replies that other workers and hosts have cached. `exchange`: shares heads and writes with other
         hosts. `writes`: which upstream has received them, if there are several. `chain`: for bundlers, the state of the chain
-        that they serve."""
+        that they serve. `methods`: those that upstreams of the network may have."""
         self.network = network
         self.network_id = network.id
         self.upstreams = tuple(upstreams)
@@ -155,6 +157,7 @@ class NetworkState:
         self.exchange = exchange
         self.writes = writes
         self.chain = chain
+        self.methods = methods
         # Flights that the same call may join, by cache key.
         self.flights: dict[bytes, Flight] = {}
         # How often blocks were replaced: a result that is joined from several replies must not span a replacement.

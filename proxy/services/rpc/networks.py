@@ -56,7 +56,6 @@ class Route:
         "guard",
         "heads",
         "is_live",
-        "labels",
         "max_body",
         "network",
         "only",
@@ -89,7 +88,6 @@ class Route:
         # The JSON-RPC that clients of the network speak.
         self.dialect = family_of(state.network).dialect
         self.upstreams = state.upstreams
-        self.labels = frozenset(upstream.label for upstream in state.upstreams)
         self.streams = state.streams
         self.every_upstream = state.every_upstream
         self.heads = state.heads
@@ -111,6 +109,12 @@ class Route:
 
     def __repr__(self) -> str:
         return f"<Route {self.state!r}>"
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """The names and labels by which a request may choose upstreams."""
+        words = [upstream.health.words for upstream in self.upstreams]
+        return frozenset([upstream.label for upstream in self.upstreams]).union(*words)
 
     def _only_serves(self, policy: MethodPolicy) -> bool:
         """Whether there is one upstream alone, and it serves the method."""

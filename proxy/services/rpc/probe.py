@@ -32,6 +32,7 @@ class Probe:
         self.is_answered = False
         # What kind of error it replied with, if it did.
         self.error = ""
+        self.lacks_method = False
 
     async def send(self, within_s: float = REPLY_S) -> bytes | None:
         if self._meter is not None:
@@ -56,6 +57,7 @@ class Probe:
             return
         verdict = upstream_errors.classify(bytes(reply.error)) if reply.error else None
         self.error = "" if verdict is None else verdict.kind
+        self.lacks_method = verdict is not None and verdict.lacks_method
         self.is_answered = not (headers.wants_rest or (verdict is not None and verdict.wants_rest))
         self._settle(bytes(reply.result) or None)
 

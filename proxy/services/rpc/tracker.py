@@ -26,6 +26,7 @@ from proxy.core.upstream_health import Standing, UpstreamHealth
 from proxy.errors import Unavailable
 from proxy.services.rpc.bound_checks import BoundChecks
 from proxy.services.rpc.fork_search import ForkSearch
+from proxy.services.rpc.method_checks import MethodChecks
 from proxy.services.rpc.network_state import NetworkState
 from proxy.services.rpc.probe import look_up
 from proxy.services.rpc.shared_polls import SHORTEST_S, SharedPolls
@@ -93,6 +94,7 @@ class Tracker:
         self._forks = ForkSearch(state, self._polls, clock)
         self._streams = StreamChecks(state, clock)
         self._bounds = BoundChecks(state, self._polls, clock)
+        self._methods = MethodChecks(state, clock)
         # When each upstream last named its chain, and which of them are being polled.
         self._named_at: dict[int, float] = {}
         self._polled: set[int] = set()
@@ -140,6 +142,8 @@ class Tracker:
                     group.create_task(self._check_streams())
                 if self._lookups.status is not None:
                     group.create_task(self._check_status(self._lookups.status))
+                if self.is_in_use(began):
+                    group.create_task(self._methods.check())
                 if self._state.old_data:
                     group.create_task(self._bounds.check())
                 await self._rest(began)
@@ -171,6 +175,10 @@ class Tracker:
     async def find_bounds(self) -> None:
         """Find the oldest blocks of all upstreams, for each kind of data."""
         await self._bounds.check_all()
+
+    async def find_methods(self) -> None:
+        """Find the client of each upstream, and methods that it does not have."""
+        await self._methods.check()
 
     def wake(self) -> None:
         """Poll again soon: an upstream has announced a new block, which the others may have too."""

@@ -65,7 +65,8 @@ def _afforded(flights: Sequence[Flight], meter: CreditMeter, credits_: int) -> l
 
 def may_go_together(call: Call) -> bool:
     """Whether the call can be sent with others to an upstream that was chosen for one of them."""
-    return call.policy.may_repeat and not call.archive and call.oldest < 0 and call.holder is None
+    is_free = call.oldest < 0 and call.holder is None and not call.policy.rules
+    return call.policy.may_repeat and not call.archive and is_free
 
 
 def send_plain_reads(
