@@ -344,6 +344,25 @@ async def test_read_but_no_write_is_repeated_at_an_upstream_that_was_silent_and_
 
 
 @on_uvloop
+async def test_call_for_a_block_is_not_repeated_at_an_upstream_that_is_back_without_the_block() -> None:
+    async with dispatching(2) as (route, dispatcher):
+        least = route.heads.tip
+        flight, _ = new_flight(route, directives=Directives(min_block=least))
+        dispatcher.launch(flight, flight.began)
+        asked = carrier(flight)
+        (other,) = [each for each in route.upstreams if each is not asked]
+        other.health.saw_head(least - 1, flight.began)
+        other.health.head_poll_failed(flight.began)
+        other.health.head_reported(0.01, flight.began + 1.0)
+        flight.on_tick(None, flight.began + 3.0)
+        assert flight.under_way() == [asked]
+        other.health.saw_head(least, flight.began)
+        flight.on_tick(None, flight.began + 3.0)
+        assert other in flight.under_way()
+        end(flight)
+
+
+@on_uvloop
 async def test_call_ends_at_its_deadline() -> None:
     async with dispatching() as (route, dispatcher):
         flight, outcome = launched(route)

@@ -726,13 +726,15 @@ def upstream_that_is_back(state: NetworkState, flight: Flight, now: float) -> Up
     directives = flight.call.directives
     if flight.tries >= flight.most_tries and directives is not None and directives.steers:
         return None
+    left_out = 0 if directives is None else _left_out(state, flight.call, directives)
     sent_at = now - flight.newest(now)[1]
     # A negative bit set has all bits: such a call may be sent to one upstream only.
     may_change = flight.tried >= 0
     for upstream in state.upstreams:
         health = upstream.health
         is_back = health.back_at > sent_at and health.takes_calls(now) and health.affords(flight.policy.method.name)
-        if is_back and (may_change or flight.is_carried_by(upstream)):
+        is_left_out = left_out >> health.index & 1
+        if is_back and not is_left_out and (may_change or flight.is_carried_by(upstream)):
             return upstream
     return None
 
