@@ -508,6 +508,15 @@ async def test_network_in_use_is_polled_every_second_and_an_idle_one_twice_per_b
 
 
 @on_uvloop
+async def test_quick_network_is_polled_less_often_while_it_is_not_in_use() -> None:
+    """Its blocks come every second. Polls cost credits, and nobody reads their results."""
+    async with rpc_harness(1, network="dev/mainnet") as harness:
+        assert "every 2 s" in repr(harness.tracker)
+        await harness.result("eth_gasPrice")
+        assert "every 0.5 s" in repr(harness.tracker)
+
+
+@on_uvloop
 async def test_upstream_that_hangs_does_not_delay_the_next_poll_of_the_others() -> None:
     async with rpc_harness(2) as harness:
         hanging, other = harness.upstreams

@@ -37,8 +37,9 @@ from proxy.wire.upstream import Upstream
 
 log = logging.getLogger("penstock.heads")
 
-# Heads of a network that is not in use are polled twice per block, but at least this often.
-LONGEST_S = 6.0
+# Heads of a network that is not in use are polled twice per block, within these bounds. Quick chains would otherwise cost many
+# calls for nothing, and an upstream that leaves the network's branch should be found before the next call.
+IDLE_S, LONGEST_S = 2.0, 6.0
 # While a network is in use, or has recent replies cached, it is polled at least this often.
 IN_USE_S = 1.0
 # A network is in use for this long after its last call.
@@ -89,7 +90,9 @@ class Tracker:
         self._state = state
         self._lookups = state.head_reader.lookups
         self._clock = clock
-        self._idle_s = min(max(state.network.facts.block_time_s / 2, SHORTEST_S), LONGEST_S)
+        half_s = state.network.facts.block_time_s / 2
+        self._in_use_s = min(max(half_s, SHORTEST_S), IN_USE_S)
+        self._idle_s = min(max(half_s, IDLE_S), LONGEST_S)
         self._polls = SharedPolls(state.network, self._state.group.members, table)
         self._forks = ForkSearch(state, self._polls, clock)
         self._streams = StreamChecks(state, clock)
@@ -197,7 +200,7 @@ class Tracker:
     # Intervals
 
     def _every_s(self, now: float) -> float:
-        return min(self._idle_s, IN_USE_S) if self.is_in_use(now) else self._idle_s
+        return self._in_use_s if self.is_in_use(now) else self._idle_s
 
     def is_in_use(self, now: float) -> bool:
         """Whether there were calls lately, or recent replies are cached."""
