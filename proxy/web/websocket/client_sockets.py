@@ -43,8 +43,8 @@ class ClientSockets:
         # Sockets that are not pinged yet in this round, and when the next round starts.
         self._round: list[ClientSocket] = []
         self._next_round = context.now() + context.limits.ping_s
-        # Sent and dropped events by kind, as last added to the metrics.
-        self._published = dict.fromkeys(context.kinds, (0, 0))
+        # By kind, as last written to the metrics: open subscriptions (none were written yet), sent and dropped events.
+        self._published = dict.fromkeys(context.kinds, (-1, 0, 0))
         keys.on_removed.append(self._on_key_removed)
 
     def __repr__(self) -> str:
@@ -159,8 +159,11 @@ class ClientSockets:
     def _publish(self) -> None:
         telemetry.sockets_open.set(self._count)
         for name, kind in self.context.kinds.items():
-            sent, dropped = self._published[name]
-            self._published[name] = (kind.sent, kind.dropped)
+            counts = (kind.open, kind.sent, kind.dropped)
+            if counts == self._published[name]:
+                continue
+            _, sent, dropped = self._published[name]
+            self._published[name] = counts
             telemetry.subscriptions_open.labels(name).set(kind.open)
             telemetry.socket_events_total.labels(name, "sent").inc(kind.sent - sent)
             telemetry.socket_events_total.labels(name, "dropped").inc(kind.dropped - dropped)
