@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, fields, replace
 
 from tests.simulation.memory_network import Weather
-from tests.simulation.sim_clients import CROWD_KINDS, HTTP_KINDS, Hoarders, Modest
+from tests.simulation.sim_clients import CROWD_KINDS, HTTP_KINDS, Director, Hoarders, Modest
 from tests.simulation.sim_fleet import TROUBLES, FleetPlan
 from tests.simulation.sim_sockets import Subscriber
 from tests.simulation.sim_upstream import SPELLS, Habits, Nature
@@ -171,6 +171,10 @@ def scenario_of(seed: int) -> Scenario:
     for number in range(rng.randint(4, 8)):
         kind, network = rng.choice(KINDS), MANY if rng.random() < 0.7 else ONE
         clients.append(ClientPlan(f"client {number + 1}", kind.__name__, network, account=rng.randint(0, 1)))
+    if any(each.nature.head_liar or "fork" in each.spells for each in upstreams):
+        # Calls that need a block are those that an impossible head would attract, and calls that are not repeated get the
+        # replies of an upstream on a branch of its own.
+        clients.append(ClientPlan("client 9", Director.__name__, MANY, account=0))
     fleet = _fleet(seed, is_calm)
     is_crowded, hoards = seed % 7 == CROWDED_SEEDS, seed % 7 == HOARDED_SEEDS
     if hoards:

@@ -257,12 +257,15 @@ class Director(SimClient):
     async def _talk(self, connection: Connection) -> None:
         rng, tip, draw = self._rng, self._tree.tip.number, self._rng.random()
         params = [self._address(), "latest"]
-        if draw < 0.4:
-            least = max(1, tip + rng.randint(-3, 2))
-            call = self._ask("eth_getBalance", params, X_Min_Block=str(least))
-        elif draw < 0.6:
+        if draw < 0.3:
+            # Read, wait for a block, and read again: the second reply is not the first one from the cache.
+            await self._single(connection, self._ask("eth_getBalance", params))
+            least = max(1, self._tree.tip.number + rng.randint(-3, 2))
+            await self._single(connection, self._ask("eth_getBalance", params, X_Min_Block=str(least)))
+            call = self._ask("eth_getBalance", params)
+        elif draw < 0.45:
             call = self._ask("eth_getBalance", params, X_Timeout_Ms=str(rng.choice((1, 20, 300, 3000))))
-        elif draw < 0.8 and self._terms.verifies(self._tree):
+        elif draw < 0.6 and self._terms.verifies(self._tree):
             call = self._ask("eth_getBalance", [params[0], hex(tip - 5)], X_Verify="quorum 2/3")
         elif draw < 0.9:
             # Only the upstream that is asked first can answer, however long it takes.

@@ -41,8 +41,8 @@ HEAD_LIES_FOR_S = 0.8
 # After a pause, each call takes up to this long: the calls that have waited, and those that arrive meanwhile.
 CATCHES_UP_S = 1.0
 # On a branch of its own, a node now and then reads state for so long that the network has left the block behind for good. Its
-# heads still come at once, so that it is found on another branch meanwhile.
-FORKED_LATE, FORKED_LATE_S = 0.2, (3.0, 9.0)
+# heads still come at once, so that it is found on another branch meanwhile, and it stays there until it has answered.
+FORKED_LATE, FORKED_LATE_S = 0.5, (3.0, 9.0)
 WRITES = ("eth_sendRawTransaction", "eth_sendPrivateTransaction")
 
 NO_METHOD = {"code": -32601, "message": "the method does not exist/is not available"}
@@ -125,7 +125,7 @@ class SimUpstream:
         self._stuck: Block | None = None
         self._own: Block | None = None
         self._own_salt = 0
-        self._is_forking = False
+        self._is_forking, self._forks_until_s = False, 0.0
         self._is_silent = False
         self._is_paused, self._busy_until_s = False, 0.0
         self._spell = ""
@@ -246,9 +246,9 @@ class SimUpstream:
             connection.answer_held()
 
     async def _fork(self, lasts_s: float) -> None:
-        began, end = self.now_s, self.now_s + lasts_s
+        began, self._forks_until_s = self.now_s, self.now_s + lasts_s
         self._own, self._is_forking = self.head, True
-        while self.now_s < end:
+        while self.now_s < self._forks_until_s:
             self._own_salt += 1
             self._own = self.tree.add(self._own, self.now_s, salt=self._own_salt, private_to=self.name)
             await asyncio.sleep(1.0)
@@ -289,7 +289,9 @@ class SimUpstream:
         reads_state = isinstance(asked, dict) and asked["method"] == "eth_getBalance"
         if self._is_forking and reads_state and rng.random() < FORKED_LATE:
             self.failed("fork late", "")
-            return rng.uniform(*FORKED_LATE_S)
+            late_s = rng.uniform(*FORKED_LATE_S)
+            self._forks_until_s = max(self._forks_until_s, self.now_s + late_s + 0.1)
+            return late_s
         if self.now_s < self._busy_until_s:
             return rng.uniform(0.0, CATCHES_UP_S)
         if habits.late and rng.random() < habits.late:
