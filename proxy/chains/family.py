@@ -309,6 +309,7 @@ class Family:
     does not say otherwise.
     `is_empty(method, result)`: whether an upstream that is behind would return the same.
     `error_rules`: what errors of its nodes mean, before the rules that hold for all (`core/upstream_errors.py`).
+    `error_members`: members of errors that clients get beside the code, the message and the data.
     `rest`: its upstreams serve REST routes, and its methods are those routes (`core/rest_routes.py`); None for JSON-RPC.
     `dialect`: the JSON-RPC that its clients speak. `batches`: its upstreams accept batches.
     `at_head`: reads that depend on the head go to upstreams that have it. Otherwise a small lag is accepted.
@@ -341,6 +342,7 @@ class Family:
     lag_blocks: int = 0
     facts: Mapping[str, Any] = field(default_factory=dict)
     error_rules: tuple[ErrorRule, ...] = ()
+    error_members: tuple[str, ...] = ()
     rest: RestTransport | None = None
     dialect: Dialect = STRICT
     batches: bool = True

@@ -50,14 +50,13 @@ class RestTransport:
     """What passes between clients and REST upstreams beside paths, queries and bodies.
 
     `types`: media types of replies; the first one is the default. `body_types`: those of requests. `request_headers` and
-    `reply_headers`: the names of headers that are passed on, in lower case. `events`: the route of server-sent events.
+    `reply_headers`: the names of headers that are passed on, in lower case.
     """
 
     types: tuple[str, ...] = (JSON,)
     body_types: tuple[str, ...] = (JSON,)
     request_headers: frozenset[str] = frozenset()
     reply_headers: frozenset[str] = frozenset()
-    events: str = ""
 
 
 class RestParams(msgspec.Struct, omit_defaults=True):

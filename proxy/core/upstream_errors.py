@@ -96,7 +96,8 @@ class UpstreamError(msgspec.Struct, frozen=True, gc=False):
 @dataclass(frozen=True, slots=True)
 class ErrorRule:
     """Matches if the code is one of `codes` (any, if empty) and the pattern is found in the message (any, if empty). `in_data`:
-    in the member `data` instead, in families whose nodes give their reasons there and whose contracts cannot write it."""
+    in the members `data` and `cause` instead, in families whose nodes give their reasons there and whose contracts cannot
+    write it."""
 
     kind: ErrorKind
     codes: frozenset[int]
@@ -249,7 +250,9 @@ def classify(error: bytes, rules: Sequence[ErrorRule] = ()) -> UpstreamError:
 
 
 def _data_text(error: bytes) -> str:
-    return bytes(_members(error).get("data", b""))[:_READ_CHARACTERS].decode("utf-8", "replace").lower()
+    found = _members(error)
+    texts = [bytes(found[name])[:_READ_CHARACTERS] for name in ("cause", "data") if name in found]
+    return b"\n".join(texts).decode("utf-8", "replace").lower()
 
 
 def _verdict(kind: ErrorKind, code: int, message: str) -> UpstreamError:
@@ -286,9 +289,16 @@ def _code(code: int | float | str | None) -> int:
 
 
 def translate(
-    error: bytes, verdict: UpstreamError, *, in_our_codes: bool, private: Sequence[str] = (), is_named: bool = True
+    error: bytes,
+    verdict: UpstreamError,
+    *,
+    in_our_codes: bool,
+    private: Sequence[str] = (),
+    is_named: bool = True,
+    members: Sequence[str] = (),
 ) -> bytes:
-    """The error as a caller sees it: our code for its class, with the upstream's message and data, and nothing else.
+    """The error as a caller sees it: our code for its class, with the upstream's message and data, the `members` that clients
+    of the chain family read, and nothing else.
 
     The code stays if the chain family has its own codes (`in_our_codes` is false). The text is replaced if it contains one of
     the upstream's `private` words, or is under no id (`is_named` is false): a gateway may have written it.
@@ -299,8 +309,8 @@ def translate(
         code = _INTERNAL_ERROR if verdict.kind == "unauthorized" else code
         return b'{"code":%d,"message":"%b"}' % (code, _OUR_WORDS[verdict.kind].encode())
     parts = [b'"code":%d' % code, b'"message":%b' % msgspec.json.encode(verdict.message)]
-    if data := _members(error).get("data"):
-        parts.append(b'"data":%b' % bytes(data))
+    found = _members(error)
+    parts += [b'"%b":%b' % (name.encode(), bytes(found[name])) for name in ("data", *members) if name in found]
     return b"{%b}" % b",".join(parts)
 
 

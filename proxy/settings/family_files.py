@@ -88,6 +88,7 @@ def family_in(data: Mapping[str, Any]) -> Family:
         socket_calls=transport.get("sockets") == "calls",
         standard_errors=errors.get("standard", False),
         error_rules=(*_error_rules(errors), *(_OF_STATUSES if "rest" in transport else ())),
+        error_members=tuple(errors.get("members", ())),
         sends_to_all=writes.get("to_all", False),
         refused=data.get("refused", {}),
         detection=msgspec.convert(data["detection"], Detection) if "detection" in data else None,
@@ -108,7 +109,6 @@ def _rest(given: Mapping[str, Any]) -> RestTransport:
         tuple(given.get("body_types", usual.body_types)),
         frozenset(given.get("request_headers", ())),
         frozenset(given.get("reply_headers", ())),
-        given.get("events", ""),
     )
 
 

@@ -809,6 +809,7 @@ def error_for_caller(flight: Flight, reply: UpstreamReply, verdict: UpstreamErro
         in_our_codes=flight.policy.normalises,
         private=upstream.private_words,
         is_named=bytes(reply.id) == flight.id,
+        members=flight.policy.family.error_members,
     )
 
 
