@@ -20,6 +20,9 @@ from proxy.store.postgres.usage import UsageQuery, UsageStore
 EVERY_S = 2.0
 CLEAR = "\x1b[H\x1b[2J"
 USED_COLUMNS = ("requests", "errors", "hits", "units")
+BACKFILL_COLUMNS = (
+    *("network", "block", "done", "total", "blocks_s", "transfers_s", "left_s", "calls", "lag_blocks", "paused"),
+)
 UPSTREAM_COLUMNS = ("label", "state", "calls_s", "failed_s", "in_flight", "p99_ms", "lag_blocks")
 
 
@@ -37,7 +40,9 @@ async def run(args: argparse.Namespace) -> int:
         while True:
             await asyncio.sleep(EVERY_S)
             now, passed_s = await _counted(fleet), time.monotonic() - at
-            await _print(usage, keys, _rates(before, now, passed_s), clear=sys.stdout.isatty() and not args.once)
+            backfills = [each for process in await fleet.processes() for each in process.get("backfills", ())]
+            clear = sys.stdout.isatty() and not args.once
+            await _print(usage, keys, _rates(before, now, passed_s), backfills, clear=clear)
             before, at = now, at + passed_s
             if args.once:
                 return 0
@@ -66,7 +71,14 @@ def _rates(before: Mapping[str, Any], now: Mapping[str, Any], passed_s: float) -
     return sorted(rows, key=lambda row: -row["calls_s"])
 
 
-async def _print(usage: UsageStore, store: KeyStore, upstreams: list[dict[str, Any]], *, clear: bool) -> None:
+async def _print(
+    usage: UsageStore,
+    store: KeyStore,
+    upstreams: list[dict[str, Any]],
+    backfills: list[dict[str, Any]],
+    *,
+    clear: bool,
+) -> None:
     keys, methods = await _used(usage, "key"), await _used(usage, "method")
     names = await store.name_keys([row["key"] for row in keys])
     print(CLEAR if clear else "", end="")
@@ -80,6 +92,9 @@ async def _print(usage: UsageStore, store: KeyStore, upstreams: list[dict[str, A
         print("no calls")
     print()
     output.rows(upstreams, UPSTREAM_COLUMNS, as_json=False)
+    if backfills:
+        print()
+        output.rows(backfills, BACKFILL_COLUMNS, as_json=False)
     sys.stdout.flush()
 
 

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from proxy import settings as settings_room
 from proxy.chains.families import family_of
@@ -237,9 +238,11 @@ class Background:
         pool = self.indexes.pool_of(route.network.id)
         return BlockTracer(route.network.id, pool, traces, [self.transfers(route)])
 
-    def report(self, part: str) -> None:
-        """Report this process to the operators."""
-        self._report = ProcessReports(FleetStore(self.pool), part, instance=host_id(), follows=self._followed)
+    def report(self, part: str, *, backfills: Callable[[], list[dict[str, Any]]] = list) -> None:
+        """Report this process to the operators. `backfills`: the progress of those that it runs."""
+        self._report = ProcessReports(
+            FleetStore(self.pool), part, instance=host_id(), follows=self._followed, backfills=backfills
+        )
         self.tasks.start("process report", self._report.run)
 
     def _followed(self) -> dict[str, dict[str, int]]:

@@ -25,14 +25,17 @@ class ProcessReports:
         *,
         instance: str = "",
         follows: Callable[[], Mapping[str, Any]] = dict,
+        backfills: Callable[[], list[dict[str, Any]]] = list,
         valkey: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         """`instance` identifies the host. `follows`: the networks that this process indexes, each with its block and the
-        head. `valkey`: the state of its connection to the Valkey for limits, if there is one."""
+        head. `backfills`: the progress of those that it runs. `valkey`: the state of its connection to the Valkey for limits,
+        if there is one."""
         self._store = store
         self._role = role
         self._instance = instance
         self._follows = follows
+        self._backfills = backfills
         self._valkey = valkey
         self._id = secrets.token_hex(8)
         self._started_at = time.time()
@@ -49,6 +52,7 @@ class ProcessReports:
             "role": self._role,
             "started_at": self._started_at,
             "follows": dict(self._follows()),
+            "backfills": self._backfills(),
             "valkey": None if self._valkey is None else self._valkey(),
         }
 

@@ -1,4 +1,4 @@
-"""A follower in a separate process, for tests that kill it."""
+"""A follower, or a back-fill, in a separate process, for tests that kill it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from proxy.chains.evm.facts import BlockFacts
+from proxy.chains.evm.facts import TOPICS, BlockFacts
 from proxy.compose.background import Background
+from proxy.errors import InvalidRequest
+from proxy.services.follower.backfill import Backfill
+from proxy.services.follower.block_reader import BlockReader
+from proxy.services.rpc.traces import TraceReader
 from proxy.settings import load, load_tables
 from proxy.store.postgres.blocks import BlockId, BlockStore, Followed
 from proxy.store.postgres.pool import DatabaseConnection
@@ -61,15 +65,44 @@ def run(tree: dict[str, Any], kill_in: int, ready: Connection) -> None:
     asyncio.run(follow(tree, kill_in, ready))
 
 
+async def backfill(tree: dict[str, Any], ready: Connection) -> None:
+    running = Background(load(environ={}, overrides=tree), load_tables())
+    await running.open()
+    (route,) = running.networks.routes.values()
+    fill = Backfill(
+        BlockReader(route, topics=TOPICS),
+        TraceReader(route.network, running.internal_calls),
+        running.blocks,
+        None,
+        categories=running.transfers(route).categories,
+    )
+    ready.send(True)
+    while True:
+        try:
+            await fill.run(0, None, lambda progress: None)
+        except InvalidRequest:
+            # The session of a killed process may hold the lock for a moment.
+            await asyncio.sleep(0.05)
+        else:
+            break
+    await running.close()
+
+
+def run_backfill(tree: dict[str, Any], kill_in: int, ready: Connection) -> None:
+    """Add all older blocks. `kill_in` has no meaning here."""
+    asyncio.run(backfill(tree, ready))
+
+
 class FollowerProcess:
     """Such a process. All are forked from one that has imported this module: importing takes most of a second."""
 
+    target = staticmethod(run)
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload([__name__])
 
     def __init__(self, tree: dict[str, Any], kill_in: int = 0) -> None:
         self._is_ready, ready = self.forks.Pipe(duplex=False)
-        self._process = self.forks.Process(target=run, args=(tree, kill_in, ready))
+        self._process = self.forks.Process(target=self.target, args=(tree, kill_in, ready))
         self._process.start()
         ready.close()
 
@@ -88,3 +121,9 @@ class FollowerProcess:
     def kill(self) -> None:
         self._process.kill()
         self._process.join()
+
+
+class BackfillProcess(FollowerProcess):
+    """A process that adds older blocks."""
+
+    target = staticmethod(run_backfill)

@@ -51,13 +51,15 @@ def everything() -> list[list[Event]]:
     ]
 
 
-def settings_of(database: str, urls: Sequence[str], **follower: Any) -> dict[str, Any]:
+def settings_of(database: str, urls: Sequence[str], *, cost: str = "", **follower: Any) -> dict[str, Any]:
+    """`cost`: the provider whose prices the upstreams have."""
+    costs = {"cost": cost} if cost else {}
     return {
         "database": {"url": database},
         "keys": {"pepper": PEPPER},
         "log": {"access": False},
         "rpc": {"call_timeout_s": 5.0},
-        "upstreams": [{"network": NETWORK, "url": url} for url in urls],
+        "upstreams": [{"network": NETWORK, "url": url, **costs} for url in urls],
         "follower": {"start": {NETWORK: 0}, "networks": [NETWORK], **follower},
     }
 

@@ -111,7 +111,7 @@ async def test_interrupted_backfill_resumes_where_it_stopped(database: str) -> N
             seen: list[int] = []
 
             def report(progress: BackfillProgress, stop_after: int = stop_after, seen: list[int] = seen) -> None:
-                seen.append(progress.block)
+                seen.append(progress.done)
                 if progress.done >= stop_after:
                     raise ReadFailed("stopped here")
 
@@ -261,7 +261,11 @@ async def test_command_names_the_invalid_argument(
 
 
 def test_progress_line_shows_share_rate_and_time_left() -> None:
-    progress = BackfillProgress(last=999, total=1000, done=250, block=249, transfers=5_000)
-    assert line(progress, 10.0) == f"[{'=' * 6}{' ' * 18}] 25%  block 249  500 transfers/s  30 s left"
-    assert line(progress, 10_000.0, width=0) == "25%  block 249  0 transfers/s  8.3 h left"
+    progress = BackfillProgress(last=999, total=1000, done=250, block=249, transfers=5_000, calls=12)
+    rates = "25 blocks/s  500 transfers/s"
+    assert line(progress, 10.0) == f"[{'=' * 6}{' ' * 18}] 25%  block 249  {rates}  30 s left  12 calls"
+    progress.lag = 4
+    assert line(progress, 10_000.0, width=0).endswith("0 blocks/s  0 transfers/s  8.3 h left  12 calls  4 behind")
+    progress.paused = "the disk of the database is full"
+    assert line(progress, 10.0).endswith("calls  paused: the disk of the database is full")
     assert "0%" in line(BackfillProgress(total=10), 0.0)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.core.transfer_history import ERC20, INTERNAL, NATIVE
+from proxy.errors import InvalidRequest
 from proxy.store.postgres.index_reads import IndexReads
 from proxy.store.postgres.transfers import TransferStore
 from tests.chain_upstream import Event, LittleChain, coins, inner
@@ -148,5 +149,5 @@ async def test_backfill_of_internal_transfers_says_what_upstreams_lack(database:
         harness.upstream.answers["eth_getBlockByHash"] = lambda params: {"transactions": ["0x" + "77" * 32]}
         async with harness.leading(start=30) as (follower, term):
             await follower.step(term)
-        with pytest.raises(Exception, match=r"cannot be traced.*remove `internal` from follower\.transfers"):
+        with pytest.raises(InvalidRequest, match=r"cannot be traced.*remove `internal` from follower\.transfers"):
             await fill(harness, 0)

@@ -8,24 +8,32 @@ logs of contracts that were covered alone.
 The history of transfers has the same rule for each of its categories, with a first block of its own: the one from which on the
 follower writes the category. A back-fill of one contract adds holdings only. Tokens are read by ranges of logs; native and
 internal transfers need the transactions, receipts and traces of each block.
+
+All upstreams are read at once (`range_lanes`), and their logs are checked: an upstream may return too few without an error. A
+back-fill waits while the follower is behind, and while the database's disk is full.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
+
+import asyncpg
 
 from proxy.chains.evm import activity, facts
 from proxy.chains.evm.facts import BlockFacts, ChainLog
 from proxy.chains.evm.matching import InternalTransfer
+from proxy.core import upstream_errors
 from proxy.core.holdings import HoldingChanges, Transfer
 from proxy.core.transfer_history import INTERNAL, NATIVE, OF_LOGS, blocks_per_table
-from proxy.errors import Fault
-from proxy.services.follower.block_reader import BlockReader, ReadFailed
+from proxy.errors import Fault, InvalidRequest, Unavailable
+from proxy.services.follower.block_reader import BlockReader, RangeChecks, ReadFailed
 from proxy.services.follower.network_follower import begin
+from proxy.services.follower.range_lanes import LaneReader, UpstreamLane, WorkList
 from proxy.services.follower.sinks import BlockHistory
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.traces import MalformedTrace, TraceReader
@@ -33,8 +41,10 @@ from proxy.store.postgres import blocks, holdings, transfers
 from proxy.store.postgres.blocks import BlockStore, Followed, LeaderSession
 from proxy.store.postgres.pool import DatabaseConnection
 
-# Ranges read ahead of the writing.
-AHEAD = 3
+# How often the follower is looked at, and the most blocks that it may be behind.
+FOLLOWER_CHECK_S, MOST_LAG = 1.0, 3
+# The pause between attempts to write to a full disk.
+DISK_PAUSE_S = 5.0
 # Blocks of a range, and those read at the same time, if each is read on its own.
 COIN_BLOCKS, BLOCKS_AT_ONCE = 64, 8
 ALL = b""
@@ -42,7 +52,8 @@ ALL = b""
 
 @dataclass(slots=True)
 class BackfillProgress:
-    """`last` is the last block of the run, `done` and `total` count blocks, `block` is the newest block written."""
+    """`last` is the last block of the run, `done` and `total` count blocks, `block` is the newest block written. `lag`: the
+    blocks that the follower is behind. `paused`: why nothing is written. `gaps`: the blocks that could not be read, and why."""
 
     last: int = 0
     total: int = 0
@@ -50,6 +61,20 @@ class BackfillProgress:
     block: int = 0
     transfers: int = 0
     odd: int = 0
+    calls: int = 0
+    lag: int = 0
+    paused: str = ""
+    gaps: list[tuple[int, int, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillLimits:
+    """Calls per second, and credits of all upstreams with a cost, 0: no limit. `verifies`: whether each block without logs is
+    checked against its bloom filter."""
+
+    calls_per_second: float = 0.0
+    credits: int = 0
+    verifies: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +115,9 @@ class Backfill:
     start: int | None
     contract: bytes = ALL
     categories: frozenset[int] = frozenset()
+    limits: BackfillLimits = BackfillLimits()
     progress: BackfillProgress = field(default_factory=BackfillProgress)
+    _checked_at: float = 0.0
     _covered: dict[bytes, list[tuple[int, int]]] = field(default_factory=dict)
 
     async def run(self, first: int, last: int | None, report: Callable[[BackfillProgress], None]) -> BackfillProgress:
@@ -153,36 +180,85 @@ class Backfill:
         parts: Sequence[Missing],
         report: Callable[[BackfillProgress], None],
     ) -> None:
-        """Read a few ranges ahead while others are written."""
-        ranges = self._ranges(parts)
-        window: deque[tuple[Missing, asyncio.Task[tuple[BlockFacts | None, Coins]]]] = deque()
-        while True:
-            while len(window) < AHEAD and (part := next(ranges, None)):
-                window.append((part, group.create_task(self._read(part))))
-            if not window:
-                return
-            part, reading = window.popleft()
-            await self._write(term, part, *await reading)
+        """Read ranges from all upstreams while others are written."""
+        limits, upstreams = self.limits, self.reader.route.upstreams
+        checks = RangeChecks(every_block=limits.verifies, calls_per_second=limits.calls_per_second)
+        lanes = [UpstreamLane(each.label, self.reader.of_upstream(each, checks)) for each in upstreams]
+        work, spent = WorkList(parts), self._credits()
+        reading = LaneReader(lanes, partial(self._read, checks), _size)
+        async for part, (found, coins) in reading.ranges(work, group):
+            await self._wait_for_follower(term, report)
+            await self._write_or_wait(term, part, found, coins, report)
+            self.progress.calls = checks.calls
             report(self.progress)
+            if 0 < limits.credits <= self._credits() - spent and work:
+                raise InvalidRequest(
+                    f"{limits.credits:,} credits are used up (--credits): run the command again to continue"
+                )
+        self.progress.gaps += [(each.part.first, each.part.last, each.reason) for each in work.gaps]
 
-    async def _read(self, part: Missing) -> tuple[BlockFacts | None, Coins]:
-        found = await self.reader.blocks(part.first, part.last) if part.needs_logs else None
+    def _credits(self) -> int:
+        meters = [each.health.meter for each in self.reader.route.upstreams]
+        return sum(each.total.credits for each in meters if each is not None)
+
+    async def _wait_for_follower(self, term: LeaderSession, report: Callable[[BackfillProgress], None]) -> None:
+        """Let the follower catch up: both write to the same database, and its blocks are new."""
+        now = asyncio.get_running_loop().time()
+        if now < self._checked_at + FOLLOWER_CHECK_S:
+            return
+        while True:
+            block = await term.follower_block()
+            lag = 0 if block is None else max(0, self.reader.route.heads.tip - block)
+            self._checked_at, self.progress.lag = asyncio.get_running_loop().time(), lag
+            if lag <= MOST_LAG:
+                self.progress.paused = ""
+                return
+            self.progress.paused = f"the follower is {lag:,} blocks behind"
+            report(self.progress)
+            await asyncio.sleep(FOLLOWER_CHECK_S)
+
+    async def _write_or_wait(
+        self,
+        term: LeaderSession,
+        part: Missing,
+        found: BlockFacts | None,
+        coins: Coins,
+        report: Callable[[BackfillProgress], None],
+    ) -> None:
+        while True:
+            try:
+                await self._write(term, part, found, coins)
+            except Unavailable as exc:
+                if not isinstance(exc.__cause__, asyncpg.DiskFullError):
+                    raise
+                self.progress.paused = "the disk of the database is full"
+                report(self.progress)
+                await asyncio.sleep(DISK_PAUSE_S)
+            else:
+                self.progress.paused = ""
+                return
+
+    async def _read(self, checks: RangeChecks, reader: BlockReader, part: Missing) -> tuple[BlockFacts | None, Coins]:
+        found = await reader.blocks(part.first, part.last) if part.needs_logs else None
         coins = Coins()
         if part.needs_blocks:
             for first in range(part.first, part.last + 1, BLOCKS_AT_ONCE):
                 numbers = range(first, min(first + BLOCKS_AT_ONCE, part.last + 1))
-                await asyncio.gather(*(self._read_coins(part, number, coins) for number in numbers))
+                await asyncio.gather(*(self._read_coins(checks, reader, part, number, coins) for number in numbers))
         return found, coins
 
-    async def _read_coins(self, part: Missing, number: int, coins: Coins) -> None:
+    async def _read_coins(
+        self, checks: RangeChecks, reader: BlockReader, part: Missing, number: int, coins: Coins
+    ) -> None:
         moved: list[Transfer] = []
         if NATIVE in part.categories:
-            header, failed = await self.reader.outcomes(number)
+            header, failed = await reader.outcomes(number)
             moved += activity.native_transfers(header, failed)
         else:
-            header = await self.reader.existing_header(number)
+            header = await reader.existing_header(number)
         name = bytes.fromhex(header.hash[2:])
         if INTERNAL in part.categories:
+            await checks.call()
             moved += activity.internal_transfers(await self._calls(number, name), number)
         if moved:
             coins.transfers += moved
@@ -192,19 +268,12 @@ class Backfill:
         try:
             return await self.traces.calls(number, name)
         except (RpcError, MalformedTrace, Fault) as exc:
-            raise ReadFailed(
-                f"block {number} cannot be traced ({exc}): add an upstream that serves debug_traceBlockByHash or trace_block, "
-                "or remove `internal` from follower.transfers"
-            ) from None
-
-    def _ranges(self, parts: Sequence[Missing]) -> Iterator[Missing]:
-        for part in parts:
-            first = part.first
-            while first <= part.last:
-                most = self.reader.range_size.blocks
-                last = min(first + (min(most, COIN_BLOCKS) if part.needs_blocks else most) - 1, part.last)
-                yield replace(part, first=first, last=last)
-                first = last + 1
+            if isinstance(exc, RpcError) and upstream_errors.classify(exc.error).kind == "unsupported":
+                raise InvalidRequest(
+                    f"block {number} cannot be traced: add an upstream that serves debug_traceBlockByHash or trace_block, "
+                    "or remove `internal` from follower.transfers"
+                ) from None
+            raise ReadFailed(f"block {number} could not be traced: {exc}") from None
 
     async def _write(self, term: LeaderSession, part: Missing, found: BlockFacts | None, coins: Coins) -> None:
         moved, odd = ([], 0) if found is None else (found.transfers, found.odd)
@@ -222,7 +291,7 @@ class Backfill:
                 await _write_history(connection, term.number, part, found, coins)
                 await transfers.cover(connection, term.number, part.categories, blocks=ends)
         self.progress.done += part.last - part.first + 1
-        self.progress.block = part.last
+        self.progress.block = max(self.progress.block, part.last)
         self.progress.transfers += len(moved) + len(coins.transfers)
         self.progress.odd += odd
 
@@ -233,6 +302,12 @@ class Backfill:
             return False
         number = int(log.block_number, 16)
         return any(low <= number <= high for low, high in ranges)
+
+
+def _size(reader: BlockReader, part: Missing) -> int:
+    """The blocks that are read together."""
+    most = reader.range_size.blocks
+    return min(most, COIN_BLOCKS) if part.needs_blocks else most
 
 
 async def _write_history(

@@ -26,6 +26,7 @@ from proxy.core.range_size import RangeSize
 from proxy.errors import Fault
 from proxy.services.rpc.calls import RpcError, call_upstream
 from proxy.services.rpc.networks import Route
+from proxy.wire.upstream import Upstream
 
 # Empty replies, with a pause between them, after which a block counts as having no logs if no upstream has its receipts:
 # the bloom filter may be wrong as well.
@@ -34,6 +35,8 @@ EMPTY_RETRIES = 3
 HEADERS_AT_ONCE = 16
 # Receipts of a block that are read at the same time, from upstreams that cannot return them together.
 RECEIPTS_AT_ONCE = 16
+# Numbers of logs at which some upstreams truncate a reply without an error.
+CAPS = frozenset((1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000))
 # Bounds memory: blocks with an empty reply. Usually a few, but dropped blocks stay.
 MAX_DOUBTED = 1000
 
@@ -84,6 +87,31 @@ class _Query:
         return is_of_contract and (topics is None or any(topic in topics for topic in log.topics[:1]))
 
 
+class RangeChecks:
+    """Checks every block of a range, at a limited rate of calls, which are counted."""
+
+    def __init__(self, *, every_block: bool = True, calls_per_second: float = 0.0) -> None:
+        """`every_block`: whether a block without logs is checked against its bloom filter, or only those at the ends."""
+        self.every_block = every_block
+        self._interval_s = 1 / calls_per_second if calls_per_second else 0.0
+        self._next_at = 0.0
+        self.calls = 0
+
+    def __repr__(self) -> str:
+        return f"<RangeChecks after {self.calls} calls>"
+
+    async def call(self) -> None:
+        """Count a call, and wait until it may be made."""
+        self.calls += 1
+        if not self._interval_s:
+            return
+        now = asyncio.get_running_loop().time()
+        at = max(self._next_at, now)
+        self._next_at = at + self._interval_s
+        if at > now:
+            await asyncio.sleep(at - now)
+
+
 class BlockReader:
     """Reads blocks with a fixed demand (`topics`), or with one that is queried for every block (`demand`)."""
 
@@ -94,14 +122,24 @@ class BlockReader:
         topics: frozenset[str] | None = None,
         contract: str = "",
         demand: Callable[[], BlockDemand] | None = None,
+        upstream: Upstream | None = None,
+        checks: RangeChecks | None = None,
     ) -> None:
+        """`upstream`: the only one that is called. `checks`: of the ranges that it returns; None for those at their ends."""
         self.route = route
+        self._upstream = upstream
+        self._checks = checks
         self.range_size = RangeSize()
         self._contract = contract
         self._demand = demand
         self._last_query = _Query(BlockDemand(topics), contract)
         # The number of empty replies by block hash.
         self._empty_replies: LruCache[str, int] = LruCache(MAX_DOUBTED)
+
+    def of_upstream(self, upstream: Upstream, checks: RangeChecks) -> BlockReader:
+        """A reader of the same logs that calls this upstream only."""
+        topics = self._last_query.demand.topics
+        return BlockReader(self.route, topics=topics, contract=self._contract, upstream=upstream, checks=checks)
 
     def _query(self) -> _Query:
         if self._demand is not None and (demand := self._demand()) != self._last_query.demand:
@@ -186,15 +224,15 @@ class BlockReader:
             raise ReadFailed(f"the receipt of transaction {name} is missing")
         return found
 
-    async def _logs_of(self, header: Header, number: int, members: bytes) -> list[ChainLog]:
+    async def _logs_of(self, header: Header, number: int, members: bytes, *, elsewhere: bool = False) -> list[ChainLog]:
         comma = b"," if members else b""
         params = b'[{"blockHash":"%b"%b%b}]' % (header.hash.encode(), comma, members)
-        return _logs(await self._call("eth_getLogs", params, least_head=number))
+        return _logs(await self._call("eth_getLogs", params, least_head=number, elsewhere=elsewhere))
 
     async def _verify_empty(self, header: Header, number: int, query: _Query) -> list[ChainLog] | None:
         """Fetch the logs of a block again if an empty reply contradicts its bloom filter, then from its receipts. None if
         there are no receipts either."""
-        if logs := await self._logs_of(header, number, query.members):
+        if logs := await self._other_logs_of(header, number, query.members):
             return logs
         try:
             receipts = _receipts(await self._call("eth_getBlockReceipts", b'["0x%x"]' % number, least_head=number))
@@ -204,6 +242,16 @@ class BlockReader:
             raise ReadFailed(f"the receipts of block {number} belong to another block")
         logs = [log for receipt in receipts for log in receipt.logs if query.matches(log)]
         return logs if receipts else None
+
+    async def _other_logs_of(self, header: Header, number: int, members: bytes) -> list[ChainLog]:
+        """The logs of a block from another upstream, if this reader has one of its own."""
+        if self._upstream is None or len(self.route.upstreams) == 1:
+            return await self._logs_of(header, number, members)
+        try:
+            return await self._logs_of(header, number, members, elsewhere=True)
+        except ReadFailed:
+            # Another upstream may not know the block, or not serve it any more.
+            return await self._logs_of(header, number, members)
 
     def _doubt(self, header: Header, number: int) -> None:
         """Count an empty reply. Raises ReadFailed unless there were enough of them to accept it."""
@@ -230,8 +278,19 @@ class BlockReader:
         await self._find_parent(headers[first], first)
         for number, at in ((first, logs[:1]), (last, logs[-1:])):
             await self._check_end(headers[number], number, query, at)
+        if self._checks is not None and self._checks.every_block:
+            await self._check_between(first, last, query, logs)
         await self._find_times(logs, headers)
         return _checked(headers[first], headers[last], logs, alone=False)
+
+    async def _check_between(self, first: int, last: int, query: _Query, logs: list[ChainLog]) -> None:
+        """Check the blocks within a range that have no logs."""
+        present = {int(log.block_number, 16) for log in logs}
+        wanted = [number for number in range(first + 1, last) if number not in present]
+        for at in range(0, len(wanted), HEADERS_AT_ONCE):
+            part = wanted[at : at + HEADERS_AT_ONCE]
+            for number, header in zip(part, await asyncio.gather(*map(self.existing_header, part)), strict=True):
+                await self._check_end(header, number, query, [])
 
     async def _find_times(self, logs: list[ChainLog], headers: Mapping[int, Header]) -> None:
         """Add the times of their blocks to logs of an upstream that does not return them."""
@@ -269,11 +328,17 @@ class BlockReader:
 
     async def _logs(self, blocks: LogRange) -> list[ChainLog]:
         try:
-            return _logs(await self._call("eth_getLogs", blocks.params(), least_head=blocks.last))
+            found = _logs(await self._call("eth_getLogs", blocks.params(), least_head=blocks.last))
         except ReadFailed as exc:
             part = self._narrowed(blocks, exc.error)
             if part is None:
                 raise
+        else:
+            if self._checks is None or len(found) not in CAPS or blocks.blocks == 1:
+                return found
+            # Perhaps truncated without an error: its halves decide.
+            part = next(blocks.chunks((blocks.blocks + 1) // 2))
+            self.range_size.refused(part.blocks)
         return [log for piece in blocks.chunks(part.blocks) for log in await self._logs(piece)]
 
     def _narrowed(self, blocks: LogRange, error: bytes) -> LogRange | None:
@@ -288,12 +353,24 @@ class BlockReader:
         self.range_size.refused(part.blocks if part else 1)
         return part
 
-    async def _call(self, method: str, params: bytes, *, least_head: int = 0, reports_head: bool = False) -> bytes:
+    async def _call(
+        self,
+        method: str,
+        params: bytes,
+        *,
+        least_head: int = 0,
+        reports_head: bool = False,
+        elsewhere: bool = False,
+    ) -> bytes:
+        if self._checks is not None:
+            await self._checks.call()
         # Ranges are split by this reader, which remembers the size that works.
         pending = call_upstream(
             self.route.dispatcher,
             self.route.policies[method],
             params,
+            upstream=None if elsewhere else self._upstream,
+            avoid=self._upstream if elsewhere else None,
             least_head=least_head,
             reports_head=reports_head,
             is_piece=True,

@@ -191,6 +191,7 @@ def call_upstream(
     params: bytes,
     *,
     upstream: Upstream | None = None,
+    avoid: Upstream | None = None,
     least_head: int = 0,
     reports_head: bool = False,
     archive: bool = False,
@@ -204,7 +205,7 @@ def call_upstream(
     pieces if it is split.
 
     With `upstream` the call goes to that upstream and no other. Otherwise the dispatcher chooses one that has reached
-    `least_head`. See `Call` for the other options.
+    `least_head`, other than `avoid`. See `Call` for the other options.
     """
     call = Call(
         policy,
@@ -217,7 +218,7 @@ def call_upstream(
         archive=archive,
         oldest=oldest,
         is_piece=is_piece,
-        excluded=0 if upstream is None else all_but(upstream),
+        excluded=all_but(upstream) if upstream is not None else 0 if avoid is None else ~all_but(avoid),
     )
     pending, now = PendingReply(), time.monotonic()
     flight = dispatcher.new_flight(call, pending, now)

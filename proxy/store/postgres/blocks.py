@@ -121,6 +121,12 @@ class LeaderSession:
         async with self.transaction() as connection:
             await connection.execute(sql.blocks.set_stuck, self.number, reason)
 
+    async def follower_block(self) -> int | None:
+        """The block that the follower has reached; None if none is running."""
+        async with self.transaction() as connection:
+            found: int | None = await connection.fetchval(sql.blocks.follower_block, self.number, FOLLOWING)
+        return found
+
     async def uncovered(self, contract: bytes, first: int, last: int) -> list[tuple[int, int]]:
         """Return the parts of a range that no back-fill has covered, neither for this contract nor for all."""
         if first > last:

@@ -219,6 +219,8 @@ def _process(report: Mapping[str, Any]) -> dict[str, Any]:
             {"network": network, **each, "lag_blocks": max(0, each["head"] - each["block"])}
             for network, each in sorted(report["follows"].items())
         ],
+        # Processes of an earlier version do not report them.
+        "backfills": report.get("backfills", []),
         "valkey": report["valkey"],
     }
 

@@ -17,6 +17,15 @@ where l.locktype = 'advisory' and l.classid = $1::bigint::oid and l.objid = $2::
     and l.database = (select oid from pg_database where datname = current_database())
     and a.state <> 'active' and a.state_change < clock_timestamp() - make_interval(secs => $3);
 
+-- follower_block
+-- The block of the follower, if a session holds the lock of following ($2).
+select block from followed_networks
+where number = $1 and exists (
+    select from pg_locks l
+    where l.locktype = 'advisory' and l.classid = $2::bigint::oid and l.objid = number::bigint::oid and l.objsubid = 2 and l.granted
+        and l.database = (select oid from pg_database where datname = current_database())
+);
+
 -- keep_alive
 select 1;
 

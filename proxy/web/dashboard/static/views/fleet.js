@@ -55,6 +55,13 @@ function valkeyState(valkey) {
   return badge(isAway ? "away" : "up", isAway ? "bad" : "good");
 }
 
+/* ethereum/mainnet: back-fill 45 %, 3,000 transfers/s, 20 min left */
+function backfillText(each) {
+  const share = each.total ? Math.floor((100 * each.done) / each.total) : 0;
+  const end = each.paused ?? (each.left_s === null ? "" : `${Math.ceil(each.left_s / 60)} min left`);
+  return `${each.network}: back-fill ${share} %, ${format.number(Math.round(each.transfers_s))} transfers/s${end ? `, ${end}` : ""}`;
+}
+
 /* `workers`: the reports of those that serve requests. */
 function processesTable(rows, workers) {
   if (!rows.length) return empty("No processes have reported yet");
@@ -64,7 +71,7 @@ function processesTable(rows, workers) {
     { name: "Role", show: (each) => format.label(each.role) },
     { name: "Version", show: (each) => each.version },
     { name: "Started", show: (each) => format.ago(each.started_at) },
-    { name: "Follows", show: (each) => each.follows.map(({ network }) => network).join(", ") || format.NONE },
+    { name: "Follows", show: (each) => [...each.follows.map(({ network }) => network), ...each.backfills.map(backfillText)].join(", ") || format.NONE },
     { name: "Connections", kind: "num", show: (each) => format.number(report(each).connections) },
     { name: "Keys", kind: "num", show: (each) => format.number(report(each).keys) },
   ], rows);
