@@ -30,6 +30,8 @@ CROWD, CROWDED_S = 20, (0.05, 0.15)
 # and how many connections each. One account alone would leave a connection to others.
 HOARDED_SEEDS = 2
 HOARDING_ACCOUNTS, HOARDERS = 10, 2
+# The remainder, by 8, of the calm seeds whose upstreams take as long: deadlines of clients pass before they answer.
+SLOW_SEEDS = 4
 # The accounts that all seeds have: see `world.py`.
 COMMON_ACCOUNTS = 4
 # The remainder, by 9, of the seeds in which the machine is busy with other work now and then, and for how long.
@@ -171,9 +173,9 @@ def scenario_of(seed: int) -> Scenario:
     for number in range(rng.randint(4, 8)):
         kind, network = rng.choice(KINDS), MANY if rng.random() < 0.7 else ONE
         clients.append(ClientPlan(f"client {number + 1}", kind.__name__, network, account=rng.randint(0, 1)))
-    if any(each.nature.head_liar or "fork" in each.spells for each in upstreams):
-        # Calls that need a block are those that an impossible head would attract, and calls that are not repeated get the
-        # replies of an upstream on a branch of its own.
+    if any(each.nature.head_liar or each.habits.lie or "fork" in each.spells for each in upstreams):
+        # Calls that need a block are those that an impossible head would attract, calls that are not repeated get the replies
+        # of an upstream on a branch of its own, and calls that are verified get no lie.
         clients.append(ClientPlan("client 9", Director.__name__, MANY, account=0))
     fleet = _fleet(seed, is_calm)
     is_crowded, hoards = seed % 7 == CROWDED_SEEDS, seed % 7 == HOARDED_SEEDS
@@ -239,7 +241,8 @@ def _upstream(seed: int, number: int, network: str, is_calm: bool, *, is_first: 
     streams = seed % 5 in STREAM_SEEDS and rng_of(seed, f"stream of upstream {number}").random() < 0.6
     if is_calm:
         nature = Nature(chunked=chunked, streams=streams)
-        return UpstreamPlan(f"upstream {number + 1}", network, nature, Habits(), Weather(split=0.2), ())
+        habits = Habits(takes_s=CROWDED_S) if seed % 8 == SLOW_SEEDS else Habits()
+        return UpstreamPlan(f"upstream {number + 1}", network, nature, habits, Weather(split=0.2), ())
     nature = Nature(
         chunked=chunked,
         streams=streams,

@@ -26,6 +26,8 @@ TEXT, CLOSE, PING, PONG = 1, 8, 9, 10
 # A reply that took longer than this may have come after the asker stopped waiting.
 PROMPT_S = 0.1
 OVERLOADED = {"code": -32005, "message": "limit exceeded"}
+# No call has this result: as a balance it is one of another chain, and as a block it is far beyond the network's.
+FOREIGN = hex(1 << 240)
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
@@ -48,10 +50,11 @@ def masked_with(mask: bytes, payload: bytes) -> bytes:
     return (int.from_bytes(payload, "big") ^ int.from_bytes(long, "big")).to_bytes(size, "big")
 
 
-def with_other_ids(reply: Any) -> Any:
+def foreign_to(reply: Any) -> Any:
+    """The reply to another call: its id and its result are not those of this one."""
     if isinstance(reply, list):
-        return [with_other_ids(each) for each in reply]
-    return {**reply, "id": 1 if reply["id"] != 1 else 2}
+        return [foreign_to(each) for each in reply]
+    return {"jsonrpc": "2.0", "id": 1 if reply["id"] != 1 else 2, "result": FOREIGN}
 
 
 class StreamConnection(asyncio.Protocol):
@@ -186,7 +189,7 @@ class StreamConnection(asyncio.Protocol):
         elif fault == "garbage":
             self._transport.write(frame_of(b'{"jsonrpc":"2.0","id":1,"resu'))
         elif fault == "foreign":
-            self._send(with_other_ids(reply))
+            self._send(foreign_to(reply))
         else:
             self._send(reply)
             if fault == "twice":

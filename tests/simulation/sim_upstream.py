@@ -19,7 +19,7 @@ import sha3
 from tests.simulation.block_tree import Block, BlockTree, answer_of, balance_of
 from tests.simulation.history import History
 from tests.simulation.memory_network import CALM, Address, MemoryNetwork, MemoryTransport, Weather
-from tests.simulation.sim_streams import OVERLOADED, PROMPT_S, STREAM_PORT, StreamConnection, with_other_ids
+from tests.simulation.sim_streams import OVERLOADED, PROMPT_S, STREAM_PORT, StreamConnection, foreign_to
 
 CHAIN_ID = 31337
 # A pruned upstream has the state of this many blocks.
@@ -534,7 +534,7 @@ class _Connection(asyncio.Protocol):
         if fault == "reply_lost":
             self._transport.close()
             return
-        data = self._framed(b"200 OK", orjson.dumps(with_other_ids(reply) if fault == "foreign" else reply))
+        data = self._framed(b"200 OK", orjson.dumps(foreign_to(reply) if fault == "foreign" else reply))
         if fault == "garbage":
             data = self._framed(b"200 OK", b'{"jsonrpc":"2.0","id":1,"resu')
         if fault == "cut_off":
