@@ -49,5 +49,7 @@ function addSwitch() {
   show(select.value);
 }
 
+// The theme gives its search the role of a dialog, and no name for screen readers.
+document.querySelector(".md-search[role=dialog]")?.setAttribute("aria-label", "Search");
 nameThisHost();
 addSwitch();
