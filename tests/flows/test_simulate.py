@@ -117,6 +117,7 @@ async def test_network_without_the_method_is_a_clear_error() -> None:
             ("alchemy_simulateAssetChanges", [asked]),
             ("alchemy_simulateAssetChangesBundle", [[asked]]),
             ("alchemy_simulateExecution", [asked]),
+            ("alchemy_simulateExecutionBundle", [[asked]]),
         ):
             refused = (await harness.call(method, params)).json["error"]
             assert (refused["code"], SIMULATED in refused["message"]) == (-32601, True)
@@ -173,7 +174,11 @@ async def test_bad_member_is_named(body: Any, param: str) -> None:
         ("alchemy_simulateAssetChangesBundle", [[]], "params[0]"),
         ("alchemy_simulateAssetChangesBundle", [[{"to": OTHER}] * 11], "params[0]"),
         ("alchemy_simulateAssetChangesBundle", [[{"to": OTHER}, {"to": 5}]], "params[0][1].to"),
-        ("alchemy_simulateExecution", [{"to": OTHER}, "latest", {"traceOptions": {"format": "NESTED"}}], "params[2]"),
+        ("alchemy_simulateExecution", [{"to": OTHER}, "latest", {"traceOptions": {"format": "TREE"}}], "params[2]"),
+        ("alchemy_simulateExecutionBundle", [{"to": OTHER}], "params"),
+        ("alchemy_simulateExecutionBundle", [[]], "params[0]"),
+        ("alchemy_simulateExecutionBundle", [[{"to": OTHER}, {"to": 5}]], "params[0][1].to"),
+        ("alchemy_simulateExecutionBundle", [[{"to": OTHER}], "latest", []], "params[2]"),
         ("alchemy_simulateExecution", [{"to": OTHER}, "latest", 5], "params[2]"),
     ],
 )
@@ -634,3 +639,32 @@ async def test_execution_without_traces_has_the_transaction_itself() -> None:
         (call,) = found["calls"]
         assert (call["type"], call["to"], call["input"], call["output"]) == ("CALL", TOKEN, "0x12", "0x01")
         assert [each["address"] for each in found["logs"]] == [TOKEN]
+        asked = [{"from": SENDER, "to": TOKEN, "data": "0x12"}]
+        assert await harness.result("alchemy_simulateExecutionBundle", [asked]) == [found]
+
+
+@on_uvloop
+async def test_execution_shows_calls_flat_or_nested() -> None:
+    def call(name: str, *inner: Any) -> dict[str, Any]:
+        return {"type": "CALL", "from": SENDER, "to": TOKEN, "input": name, **({"calls": [*inner]} if inner else {})}
+
+    tree = call("0x", call("0x01", call("0x0101"), call("0x0102")), call("0x02"))
+
+    async def names(harness: RpcHarness, form: str) -> Any:
+        asked = [{"from": SENDER, "to": TOKEN}, "latest", {"traceOptions": {"format": form}}]
+        return (await harness.result("alchemy_simulateExecution", asked))["calls"]
+
+    async with scripted_simulation(result([MOVED])) as harness:
+        harness.upstreams[0].answers["debug_traceCall"] = lambda _: tree
+        assert await names(harness, "NESTED") == [tree]
+        flat = await names(harness, "FLAT")
+        assert [each["input"] for each in flat] == ["0x", "0x01", "0x0101", "0x0102", "0x02"]
+        assert all("calls" not in each for each in flat)
+        deep = call("0x")
+        for _ in range(121):
+            deep = call("0x", deep)
+        harness.upstreams[0].answers["debug_traceCall"] = lambda _: deep
+        # Another transaction: the trace of the first one is cached.
+        asked = [{"from": SENDER, "to": TOKEN, "data": "0x12"}, "latest", {"traceOptions": {"format": "NESTED"}}]
+        error = (await harness.call("alchemy_simulateExecution", asked)).json["error"]
+        assert "use the format FLAT" in error["message"]

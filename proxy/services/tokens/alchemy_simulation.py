@@ -1,7 +1,8 @@
 """The simulation methods of Alchemy's JSON-RPC API, in its forms, so that programs written for them work here.
 
 Two differences are on purpose: a contract's code is not known, so calls and logs are not decoded; and calls in a transaction
-are listed only where an upstream has `debug_traceCall`.
+are listed only where an upstream has `debug_traceCall`, and not those of bundles: no node traces a call on what calls before it
+have changed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from proxy.services.rpc.own_methods import OwnMethod
 from proxy.services.tokens.simulations import CannotSimulate, Simulation, Simulations, in_order, in_turns
 
 _ASSETS = {NATIVE: "NATIVE", ERC20: "ERC20", ERC721: "ERC721", ERC1155: "ERC1155"}
+_FLAT, _NESTED = "FLAT", "NESTED"
+# Deeper calls cannot be written as nested JSON (orjson: 254 levels, of which a call takes two).
+MOST_NESTED = 120
 _CALL_MEMBERS = ("type", "from", "to", "value", "gas", "gasUsed", "input", "output", "error", "revertReason")
 
 
@@ -37,6 +41,7 @@ class AlchemySimulation:
             "alchemy_simulateAssetChanges": self._asset_changes,
             "alchemy_simulateAssetChangesBundle": self._bundle,
             "alchemy_simulateExecution": self._execution,
+            "alchemy_simulateExecutionBundle": self._execution_bundle,
         }
 
     async def _asset_changes(self, network: Network, params: list[Any]) -> Any:
@@ -48,25 +53,28 @@ class AlchemySimulation:
     async def _bundle(self, network: Network, params: list[Any]) -> Any:
         if not 1 <= len(params) <= 2 or not isinstance(params[0], list):
             raise InvalidRequest("params: must be a list of transactions, and optionally a block")
-        given = params[0]
-        if not 1 <= len(given) <= MOST_TRANSACTIONS:
-            raise InvalidRequest(f"params[0]: must have between 1 and {MOST_TRANSACTIONS} transactions")
-        asked = [_transaction(each, f"params[0][{at}]") for at, each in enumerate(given)]
-        found = await self._run(network, asked, params)
+        found = await self._run(network, _transactions(params[0]), params)
         return [await _changes(found, each) for each in found.transactions]
 
     async def _execution(self, network: Network, params: list[Any]) -> Any:
         if not 1 <= len(params) <= 3:
             raise InvalidRequest("params: must be a transaction, and optionally a block and options")
-        _require_flat(params[2] if len(params) > 2 else None)
+        form = _format(params[2] if len(params) > 2 else None)
         asked = _transaction(params[0], "params[0]")
         found = await self._run(network, [asked], params)
         (done,) = found.transactions
         calls = await self.simulations.inner_calls(network, asked, found.block)
-        return {
-            "calls": [_outermost(asked, done)] if calls is None else [_call(each) for each in calls],
-            "logs": [{"address": each.address, "data": each.data, "topics": each.topics} for each in done.logs],
-        }
+        if calls is None:
+            return _executed([_outermost(asked, done)], done)
+        return _executed(_nested(calls) if form == _NESTED else [_call(each) for _, each in calls], done)
+
+    async def _execution_bundle(self, network: Network, params: list[Any]) -> Any:
+        if not 1 <= len(params) <= 3 or not isinstance(params[0], list):
+            raise InvalidRequest("params: must be a list of transactions, and optionally a block and options")
+        _format(params[2] if len(params) > 2 else None)
+        asked = _transactions(params[0])
+        found = await self._run(network, asked, params)
+        return [_executed([_outermost(each, done)], done) for each, done in zip(asked, found.transactions, strict=True)]
 
     async def _run(self, network: Network, asked: Sequence[Mapping[str, str]], params: list[Any]) -> Simulation:
         block = "latest" if len(params) < 2 or params[1] is None else _block(params[1])
@@ -83,6 +91,12 @@ def _transaction(given: Any, name: str) -> dict[str, str]:
         raise InvalidRequest(str(exc)) from None
 
 
+def _transactions(given: list[Any]) -> list[dict[str, str]]:
+    if not 1 <= len(given) <= MOST_TRANSACTIONS:
+        raise InvalidRequest(f"params[0]: must have between 1 and {MOST_TRANSACTIONS} transactions")
+    return [_transaction(each, f"params[0][{at}]") for at, each in enumerate(given)]
+
+
 def _block(given: Any) -> str:
     try:
         return asset_changes.block_of(given, "params[1]")
@@ -90,12 +104,34 @@ def _block(given: Any) -> str:
         raise InvalidRequest(str(exc)) from None
 
 
-def _require_flat(options: Any) -> None:
+def _format(options: Any) -> str:
+    """How the calls inside of a transaction are listed."""
     if options is None:
-        return
+        return _FLAT
     trace = options.get("traceOptions", {}) if isinstance(options, dict) else None
-    if not isinstance(trace, dict) or trace.get("format", "FLAT") != "FLAT":
-        raise InvalidRequest('params[2]: must be {"traceOptions": {"format": "FLAT"}}, the only format that is served')
+    found = trace.get("format", _FLAT) if isinstance(trace, dict) else None
+    if found not in (_FLAT, _NESTED):
+        raise InvalidRequest('params[2]: must be {"traceOptions": {"format": "FLAT"}}, or with "NESTED"')
+    return str(found)
+
+
+def _executed(calls: list[dict[str, Any]], done: SimulatedTransaction) -> dict[str, Any]:
+    logs = [{"address": each.address, "data": each.data, "topics": each.topics} for each in done.logs]
+    return {"calls": calls, "logs": logs}
+
+
+def _nested(calls: Sequence[tuple[int, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """The calls as a tree: each has those that it makes."""
+    found: list[dict[str, Any]] = []
+    path: list[dict[str, Any]] = []
+    for depth, each in calls:
+        if depth > MOST_NESTED:
+            raise InvalidRequest(f"params[2]: the calls are nested more than {MOST_NESTED} deep: use the format FLAT")
+        del path[depth:]
+        call = _call(each)
+        (path[-1].setdefault("calls", []) if path else found).append(call)
+        path.append(call)
+    return found
 
 
 async def _changes(found: Simulation, done: SimulatedTransaction) -> dict[str, Any]:

@@ -173,8 +173,9 @@ class Simulations:
 
     async def inner_calls(
         self, network: Network, transaction: Mapping[str, str], block: int
-    ) -> list[dict[str, Any]] | None:
-        """A transaction's calls in the order in which they begin, the outermost first; None if no upstream traces."""
+    ) -> list[tuple[int, dict[str, Any]]] | None:
+        """A transaction's calls in the order in which they begin, each with its depth, the outermost first; None if no upstream
+        traces."""
         try:
             raw = await self.calls.raw(network, _TRACE, transaction, hex(block), {"tracer": "callTracer"})
         except RpcError as exc:
@@ -184,13 +185,13 @@ class Simulations:
         if len(raw) > asset_changes.MOST_RESULT:
             raise InvalidRequest(f"the trace is too large: it has more than {asset_changes.MOST_RESULT // 1024} KiB")
         await next_turn()
-        found, open_ = list[dict[str, Any]](), [orjson.loads(raw)]
+        found, open_ = list[tuple[int, dict[str, Any]]](), [(0, orjson.loads(raw))]
         while open_:
-            call = open_.pop()
+            depth, call = open_.pop()
             if not isinstance(call, dict) or len(found) == MOST_CALLS:
                 raise InvalidRequest(f"the trace is too large: it has more than {MOST_CALLS} calls")
-            open_ += reversed(call.pop("calls", None) or ())
-            found.append(call)
+            open_ += [(depth + 1, each) for each in reversed(call.pop("calls", None) or ())]
+            found.append((depth, call))
         return found
 
 
