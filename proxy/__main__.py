@@ -83,7 +83,7 @@ Look and repair
   top            show the busiest keys, methods and upstreams, live
   logs           show requests as they happen
   explain        show what happened to a request
-  upstreams      list, try, cordon and uncordon upstreams
+  upstreams      list, try, compare, cordon and uncordon upstreams
   contradictions list and export contradicted replies of upstreams
   cost           show what calls to upstreams cost, or would cost at another provider
   fleet          list the processes of all hosts

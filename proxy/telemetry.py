@@ -156,6 +156,11 @@ upstream_credits_total = Counter(
 upstream_cost_total = Counter(
     "penstock_upstream_cost_usd_total", "The cost of these credits in US dollars", ["upstream"]
 )
+shadow_reads_total = Counter(
+    "penstock_shadow_reads_total",
+    "Reads that an upstream on trial got too, by how its reply compares",
+    ["upstream", "outcome"],
+)
 upstream_budget_credits = _gauge(
     "livemax", "penstock_upstream_budget_credits", "Credits of the budget of the upstream", "upstream"
 )

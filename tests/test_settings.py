@@ -251,6 +251,23 @@ def test_quorum_of_more_operators_than_there_are_is_reported(
 
 
 @pytest.mark.parametrize(
+    ("line", "other", "fault"),
+    [
+        ("requests_per_second = 5", True, ""),
+        ("", True, "upstreams.0.shadow: needs a limit"),
+        ("requests_per_second = 5", False, "upstreams.0.shadow: ethereum/mainnet needs an upstream without shadow"),
+    ],
+)
+def test_upstream_on_trial_needs_a_limit_and_another_upstream(write: Write, line: str, other: bool, fault: str) -> None:
+    upstream = '[[upstreams]]\nnetwork = "ethereum/mainnet"\nurl = "https://{}.example.com"\n'
+    second = upstream.format("b") if other else ""
+    found = load(write(f"{upstream.format('a')}shadow = 0.05\n{line}\n{second}"))
+    reported = [*settings.network_faults(found.tree, settings.load_tables()), ""]
+    assert reported[0].startswith(fault)
+    assert len(reported) == (2 if fault else 1)
+
+
+@pytest.mark.parametrize(
     ("rule", "fault"),
     [
         ('prefer = ["region=eu"]', ""),

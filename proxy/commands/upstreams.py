@@ -1,4 +1,4 @@
-"""`upstreams`: list upstreams as the running service sees them, take one out of use, and try those of a settings file."""
+"""`upstreams`: list upstreams as the running service sees them, take one out of use, and try and compare them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from itertools import chain
 from typing import Any
 
-from proxy.commands import connections, context, output
+from proxy.commands import certify, connections, context, output
 from proxy.core.fleet import last_upstream_of, networks_of
 from proxy.errors import InvalidRequest, NotFound, StartError
 from proxy.store.postgres.fleet import FleetStore
@@ -34,7 +34,7 @@ COLUMNS = (
 
 
 def register(commands: Any) -> None:
-    parser = commands.add_parser("upstreams", help="list, try, cordon and uncordon upstreams")
+    parser = commands.add_parser("upstreams", help="list, try, compare, cordon and uncordon upstreams")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     context.add_action(actions, "list", "list upstreams as all workers see them", _list, fleet_store)
     cordon = context.add_action(actions, "cordon", "take an upstream out of use on every host", _cordon, fleet_store)
@@ -52,6 +52,12 @@ def register(commands: Any) -> None:
     context.add_arguments(test)
     test.add_argument("--json", action="store_true", help="print JSON")
     test.set_defaults(run=_test)
+    trial = context.add_action(
+        actions, "trial", "report how upstreams on trial (shadow) compare", certify.show_trials, fleet_store
+    )
+    trial.add_argument("label", nargs="?", help="only this one, such as ethereum/mainnet#new")
+    certify.add_reporting(trial)
+    certify.add_certify(actions)
 
 
 @asynccontextmanager

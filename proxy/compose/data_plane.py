@@ -103,6 +103,8 @@ class DataPlane:
 
     def serve(self) -> None:
         """Start the loops that only clients' calls need."""
+        for shadow in self.networks.shadows:
+            self._tasks.start("shadow", shadow.run, of=shadow.upstream.label)
         for name, feed in self.feeds.by_network.items():
             self._tasks.start("feed", feed.run, of=name)
         if self._shared is not None:

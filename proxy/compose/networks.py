@@ -30,6 +30,7 @@ from proxy.services.rpc.method_policy import policies_of, unknown_of
 from proxy.services.rpc.network_state import HEAD_NUMBERS, FleetHeads, NetworkState, SharedHead
 from proxy.services.rpc.networks import CallGuard, Networks, Route
 from proxy.services.rpc.recent_writes import RecentWrites
+from proxy.services.rpc.shadow import Shadow
 from proxy.services.rpc.shared_cache import SharedCache
 from proxy.settings import (
     BudgetSettings,
@@ -95,6 +96,8 @@ class NetworkBuilder:
         self._exchange = exchange
         # The budgets of upstreams, by name.
         self._budgets: dict[str, CreditBudget] = {}
+        # The upstreams on trial, by network.
+        self._shadows: dict[str, list[Shadow]] = {}
 
     def states(self, shared: SharedReplies | None = None) -> dict[str, NetworkState]:
         """The networks that have upstreams, by id. `shared`: the cache that workers and hosts share."""
@@ -108,8 +111,8 @@ class NetworkBuilder:
         for name, upstreams in by_network.items():
             network = known[name]
             calls, streams = _by_use(network, upstreams)
-            takers = self._upstreams(network, calls)
-            found[name] = NetworkState(
+            takers = self._upstreams(network, [each for each in calls if not each[1].shadow])
+            found[name] = state = NetworkState(
                 network,
                 takers,
                 self._heads(network),
@@ -124,6 +127,12 @@ class NetworkBuilder:
                 writes=self._writes(network, takers),
                 methods=tuple(self._tables.methods[network.family]),
             )
+            tried = [each for each in calls if each[1].shadow]
+            self._shadows[name] = [
+                Shadow(upstream, given.shadow, state)
+                for upstream, (_, given) in zip(self._upstreams(network, tried), tried, strict=True)
+            ]
+            state.observe_reads(self._shadows[name])
         return found
 
     def _known(self) -> dict[str, Network]:
@@ -157,6 +166,7 @@ class NetworkBuilder:
             unknown=unknown_of(network, self._tally),
             broadcast=len(state.upstreams) if family_of(network).sends_to_all else settings.rpc.broadcast,
             coalesces=settings.cache.coalesce,
+            shadows=self._shadows.get(network.id, ()),
         )
 
     def _rules(self, network: Network) -> list[LabelRule]:

@@ -75,7 +75,7 @@ VERIFICATIONS = frozenset(
 def digest_of(result: bytes) -> str:
     """A digest that is the same for replies that differ only in what may differ: the order of members, the case of hex digits,
     and optional members."""
-    return _digest(_canonical(msgspec.json.decode(result)))
+    return _digest(canonical(msgspec.json.decode(result)))
 
 
 def digest_of_error(error: bytes) -> str:
@@ -83,7 +83,7 @@ def digest_of_error(error: bytes) -> str:
     found = msgspec.json.decode(error)
     if not isinstance(found, dict):
         raise ValueError("an error must be an object")
-    return _digest(["error", found.get("code"), _canonical(found.get("data"))])
+    return _digest(["error", found.get("code"), canonical(found.get("data"))])
 
 
 def agreed_result(results: Sequence[bytes]) -> bytes:
@@ -111,7 +111,7 @@ def _common(one: Any, other: Any) -> Any:
         return {
             name: _common(member, other.get(name))
             for name, member in one.items()
-            if name not in OPTIONAL or _canonical(member) == _canonical(other.get(name))
+            if name not in OPTIONAL or canonical(member) == canonical(other.get(name))
         }
     if isinstance(one, list):
         return [_common(*pair) for pair in zip(one, other, strict=True)]
@@ -122,13 +122,16 @@ def _digest(value: Any) -> str:
     return blake2b(msgspec.json.encode(value, order="deterministic"), digest_size=16).hexdigest()
 
 
-def _canonical(value: Any) -> Any:
+def canonical(value: Any, ignored: frozenset[str] = OPTIONAL) -> Any:
+    """The value without what may differ between nodes. `ignored`: members that are left out."""
     if isinstance(value, dict):
         return {
-            name: _canonical(member) for name, member in value.items() if member is not None and name not in OPTIONAL
+            name: canonical(member, ignored)
+            for name, member in value.items()
+            if member is not None and name not in ignored
         }
     if isinstance(value, list):
-        return [_canonical(member) for member in value]
+        return [canonical(member, ignored) for member in value]
     return value.lower() if isinstance(value, str) and value.startswith("0x") else value
 
 

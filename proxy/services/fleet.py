@@ -176,6 +176,7 @@ class FleetView:
                     "kind": kind,
                     "tip": route.heads.tip,
                     "upstreams": [seen(upstream.health, now) for upstream in route.every_upstream],
+                    "trials": [shadow.trial.as_data for shadow in route.shadows],
                 }
                 for kind, networks in self._networks.items()
                 for name, route in networks.routes.items()

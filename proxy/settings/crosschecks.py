@@ -87,6 +87,7 @@ def network_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
     yield from _call_faults(tree, tables)
     yield from _verify_faults(tree, tables)
     yield from _routing_faults(tree, tables)
+    yield from _shadow_faults(tree)
 
 
 def _name_faults(
@@ -155,6 +156,20 @@ def _verify_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
             elif each.by == "proof" and (prover is None or not prover.covers(method)):
                 yield f"verify.{place}.methods: {method} cannot be verified by proof: name a quorum, such as quorum 2/3"
         yield from _quorum_faults(tree, tables, place, each)
+
+
+def _shadow_faults(tree: Mapping[str, Any]) -> Iterator[str]:
+    """Report upstreams on trial without a limit, or on a network that has no other upstream."""
+    upstreams = list(_listed(tree, "upstreams", UpstreamSettings))
+    for place, each in upstreams:
+        if not each.shadow:
+            continue
+        if not each.requests_per_second:
+            yield f"upstreams.{place}.shadow: needs a limit: add requests_per_second, and a budget if its calls cost something"
+        if each.url.startswith("ws"):
+            yield f"upstreams.{place}.shadow: needs an http or https URL"
+        if all(other.shadow for _, other in upstreams if other.network == each.network):
+            yield f"upstreams.{place}.shadow: {each.network} needs an upstream without shadow to compare it with"
 
 
 def _routing_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:

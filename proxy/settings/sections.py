@@ -376,6 +376,7 @@ class UpstreamSettings(LinkSettings):
     included_credits: int = 0
     billing_day: int = 1
     budget: BudgetSettings | None = None
+    shadow: float = 0.0
 
     @property
     def is_metered(self) -> bool:

@@ -13,6 +13,8 @@ from tests.conventions.shared_state import found
 # One account cannot take the share of another.
 BY_ACCOUNT = {
     "connection_queue:ConnectionQueue": "a client holds no more places than are free, and has a queue of its own",
+    "core/trials:MethodTrial": "counts, and eight names of members",
+    "core/trials:Trial": "one entry for each method of the family",
     "core/data_bounds:DataBounds": "one entry for each kind of data",
     "core/batch_sizes:BatchSizes._smaller": "one entry for each client, 10,000 clients",
     "core/caching:OwnedBytes": "bytes by account, in 256 places",
@@ -129,6 +131,7 @@ REASONS = {
     "services/rpc/networks:Route": "one entry for each set of scopes that keys have, 2^scopes at most",
     "services/rpc/bound_checks:BoundChecks": "one entry for each upstream and kind of data",
     "services/rpc/method_checks:MethodChecks": "one entry for each upstream",
+    "services/rpc/shadow:Shadow": "64 reads of any client wait; more are skipped, and no client waits for them",
     "services/rpc/stream_checks:StreamChecks": "one entry for each upstream",
     "services/rpc/tracker:Tracker": "one entry for each upstream",
     "services/sponsor/settlement:SettlementSink": "one count for each chain",

@@ -45,6 +45,8 @@ log = logging.getLogger("penstock.dispatcher")
 _monotonic = time.monotonic
 # facts.md 4.2: the code of data that an upstream does not have.
 MISSING_DATA = -32014
+# The beginning of the error of a call that a contract reverted: the only error that is an answer.
+_REVERT = b'{"code":3,'
 # How long a call waits for credits of a budget to be leased.
 LONGEST_LEASE_S = 2.0
 
@@ -582,6 +584,9 @@ class Dispatcher(FlightHandler):
             self.state.exchange.wrote(self.state.network_id, note, partial(flight.deliver, result))
         else:
             flight.deliver(result)
+        if self.state.read_observers:
+            for observer in self.state.read_observers:
+                observer.answered(flight, bytes(result))
 
     def complete_cached(self, flight: Flight, result: bytes) -> None:
         """End with a result that is cached already."""
@@ -591,6 +596,9 @@ class Dispatcher(FlightHandler):
     def complete_with_error(self, flight: Flight, error: bytes) -> None:
         self._close(flight)
         flight.deliver_error(error)
+        if self.state.read_observers and error.startswith(_REVERT):
+            for observer in self.state.read_observers:
+                observer.answered(flight, error, is_error=True)
 
     def complete_with_fault(self, flight: Flight, fault: Fault) -> None:
         self._close(flight)

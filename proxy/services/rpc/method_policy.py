@@ -147,14 +147,15 @@ class MethodPolicy:
     def __repr__(self) -> str:
         return f"<MethodPolicy {self.method.name} {self.units} units>"
 
-    def adapt(self, *, shares: bool, is_served: bool) -> None:
+    def adapt(self, *, shares: bool, is_served: bool, is_observed: bool = False) -> None:
         """Decide whether replies are shared, and whether calls may take the short path. `shares`: whether the route shares
-        replies at all. `is_served`: whether the route has one upstream alone, which serves the method."""
+        replies at all. `is_served`: whether the route has one upstream alone, which serves the method.
+        `is_observed`: whether others see the replies, which the short path does not keep."""
         self.shared = self.cacheable and shares
         is_simple = self.may_repeat and not (
             self.by_range or self.is_checked or self.answer or self.method.own or self.verify or self.rules
         )
-        self.short = is_simple and (self.shared or is_served)
+        self.short = is_simple and not is_observed and (self.shared or is_served)
         self.any_block = self.shared and self.method.history
 
     def look_up_null(self) -> None:

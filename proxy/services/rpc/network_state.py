@@ -8,7 +8,7 @@ the block that they were read at: while only its number is known, they are disca
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, MutableSequence, Sequence
+from collections.abc import Callable, Collection, Iterable, MutableSequence, Sequence
 from typing import Final, Literal, Protocol
 
 import msgspec
@@ -83,6 +83,12 @@ class FleetHeads(Protocol):
     def wrote(self, network: str, note: str, then: Callable[[], None]) -> None: ...
 
 
+class ReadObserver(Protocol):
+    """Sees the reads that upstreams have answered, after their replies were delivered."""
+
+    def answered(self, flight: Flight, reply: bytes, *, is_error: bool = False) -> None: ...
+
+
 class NetworkState:
     __slots__ = (
         "_branch",
@@ -107,6 +113,7 @@ class NetworkState:
         "old_data",
         "on_doubt",
         "only",
+        "read_observers",
         "reorgs",
         "replies",
         "seen_moves",
@@ -166,6 +173,8 @@ class NetworkState:
         self.floor = 0
         # The kinds of data of which clients have read old blocks, as a bit set: only their bounds are worth a search.
         self.old_data = 0
+        # Those that compare replies of clients with those of others.
+        self.read_observers: tuple[ReadObserver, ...] = ()
         # The tip: a copy, because `heads` is not compiled.
         self.tip = 0
         # Header lines of replies whose state has reached the tip, by how they were found. The front prepares them.
@@ -199,6 +208,10 @@ class NetworkState:
         return policy.units
 
     # Replies
+
+    def observe_reads(self, observers: Iterable[ReadObserver]) -> None:
+        """Let these see the reads of clients from now on."""
+        self.read_observers = (*self.read_observers, *observers)
 
     def register(self, flight: Flight) -> None:
         """Let the same call of others join the flight."""

@@ -21,6 +21,7 @@ from proxy.core.upstream_health import UpstreamHealth
 from proxy.services.rpc.dispatcher import Dispatcher
 from proxy.services.rpc.flights import Caller, Flight
 from proxy.services.rpc.method_policy import ANY_SCOPE, MethodPolicy
+from proxy.services.rpc.shadow import Shadow
 from proxy.services.rpc.shared_lookup import SharedLookup
 
 _NONE: Mapping[str, MethodPolicy] = {}
@@ -49,6 +50,7 @@ class Route:
         "_short",
         "any_scope",
         "broadcast",
+        "candidates",
         "coalesces",
         "dialect",
         "dispatcher",
@@ -60,6 +62,7 @@ class Route:
         "network",
         "only",
         "policies",
+        "shadows",
         "shared_lookup",
         "state",
         "streams",
@@ -78,6 +81,7 @@ class Route:
         guard: CallGuard | None = None,
         any_scope: int = ANY_SCOPE,
         max_body: int = _NO_LIMIT,
+        shadows: Sequence[Shadow] = (),
     ) -> None:
         self.policies = policies
         # The policy of every method that does not exist.
@@ -90,6 +94,9 @@ class Route:
         self.upstreams = state.upstreams
         self.streams = state.streams
         self.every_upstream = state.every_upstream
+        # Upstreams on trial, which get copies of reads and no calls.
+        self.shadows = tuple(shadows)
+        self.candidates = tuple(shadow.upstream for shadow in shadows)
         self.heads = state.heads
         self.only = state.only
         # How many upstreams a signed transaction is sent to.
@@ -105,7 +112,11 @@ class Route:
         self.is_live = state.network.is_live
         self._short: dict[int, Mapping[str, MethodPolicy]] = {}
         for policy in policies.values():
-            policy.adapt(shares=state.caches or coalesces, is_served=self._only_serves(policy))
+            policy.adapt(
+                shares=state.caches or coalesces,
+                is_served=self._only_serves(policy),
+                is_observed=bool(state.read_observers),
+            )
 
     def __repr__(self) -> str:
         return f"<Route {self.state!r}>"
@@ -158,15 +169,20 @@ class Networks:
             if route.only is not None:
                 # The short path earns no retry budget, so retries on an only upstream are paid from this.
                 route.dispatcher.budget.earn()
-            for upstream in route.every_upstream:
+            for upstream in (*route.every_upstream, *route.candidates):
                 upstream.tick(now)
 
     def healths(self) -> list[UpstreamHealth]:
         return [upstream.health for route in self.routes.values() for upstream in route.every_upstream]
 
+    @property
+    def shadows(self) -> list[Shadow]:
+        return [shadow for route in self.routes.values() for shadow in route.shadows]
+
     def meters(self) -> list[CreditMeter]:
         """The meters of the upstreams whose calls cost something."""
-        return [health.meter for health in self.healths() if health.meter is not None]
+        tried = [shadow.upstream.health for shadow in self.shadows]
+        return [health.meter for health in [*self.healths(), *tried] if health.meter is not None]
 
     def counts(self) -> list[tuple[str, str, int, int, int]]:
         """For each upstream: its network, its label, and how many calls succeeded, failed, and were refused as too many."""
@@ -177,5 +193,5 @@ class Networks:
         ]
 
     def close(self) -> Awaitable[object]:
-        every = [upstream for route in self.routes.values() for upstream in route.every_upstream]
+        every = [each for route in self.routes.values() for each in (*route.every_upstream, *route.candidates)]
         return asyncio.gather(*[upstream.close() for upstream in every])

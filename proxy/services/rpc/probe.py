@@ -33,6 +33,7 @@ class Probe:
         # What kind of error it replied with, if it did.
         self.error = ""
         self.lacks_method = False
+        self.error_reply = b""
 
     async def send(self, within_s: float = REPLY_S) -> bytes | None:
         if self._meter is not None:
@@ -57,6 +58,7 @@ class Probe:
             return
         verdict = upstream_errors.classify(bytes(reply.error)) if reply.error else None
         self.error = "" if verdict is None else verdict.kind
+        self.error_reply = bytes(reply.error)
         self.lacks_method = verdict is not None and verdict.lacks_method
         self.is_answered = not (headers.wants_rest or (verdict is not None and verdict.wants_rest))
         self._settle(bytes(reply.result) or None)

@@ -1,0 +1,179 @@
+"""`upstreams trial` and `upstreams certify`: whether an upstream on trial, or one that is not in use yet, can be promoted.
+
+Both make the same report. `trial` has what the running service found with reads of clients (`shadow` in the settings).
+`certify` makes reads of its own at blocks that both upstreams have, so it needs no traffic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import html
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from proxy.chains.families import family_of
+from proxy.commands import context, output
+from proxy.commands.progress import Progress
+from proxy.compose.networks import NetworkBuilder
+from proxy.core.trials import Trial, trials_of
+from proxy.errors import InvalidRequest, NotFound, StartError
+from proxy.services.rpc.method_policy import MethodPolicy
+from proxy.services.rpc.networks import Route
+from proxy.services.rpc.probe import Probe
+from proxy.services.rpc.shadow import REPLY_S, AnsweredRead, Shadow, is_comparable
+from proxy.services.rpc.tracker import Tracker
+from proxy.settings import Settings, Tables, UpstreamSettings
+from proxy.store.postgres.fleet import FleetStore
+from proxy.telemetry import Tallies
+from proxy.turn_queue import TurnQueue
+from proxy.wire.upstream import Upstream
+from proxy.wire.write_buffer import WriteBuffer
+
+COLUMNS = (
+    *("method", "reads", "same", "different", "behind", "error", "missing", "members"),
+    *("p50_ms", "their_p50_ms", "p99_ms", "their_p99_ms", "usd", "their_usd"),
+)
+USUAL_READS, MOST_READS = 1000, 100_000
+# Blocks behind the head that reads of `certify` are spread over.
+DEPTH: Final = 100
+CANDIDATE: Final = "candidate"
+
+
+def add_reporting(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write the report as a page")
+
+
+def add_certify(actions: Any) -> None:
+    about = "compare an upstream that is not in use with one that is, by reads of both"
+    parser = actions.add_parser(
+        "certify", help=about, description=f"{about.capitalize()}. Exits with 1 if it should not be promoted."
+    )
+    context.add_arguments(parser)
+    parser.add_argument("url", help="the URL of the candidate")
+    parser.add_argument("--against", metavar="NAME", help="the name of the upstream in use (default: the first one)")
+    parser.add_argument(
+        "--network", metavar="NETWORK", help="its network, such as ethereum/mainnet (default: the first one)"
+    )
+    parser.add_argument(
+        "--reads", type=int, default=USUAL_READS, metavar="N", help=f"how many (default: {USUAL_READS})"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_reporting(parser)
+    parser.set_defaults(run=_certify)
+
+
+async def show_trials(store: FleetStore, args: argparse.Namespace) -> None:
+    """The trials that all workers report."""
+    found = [each for each in trials_of(await store.views()) if args.label in (None, each.label)]
+    if not found:
+        raise NotFound(
+            "no upstream is on trial: set shadow = 0.05 and requests_per_second on one, and reload the settings"
+        )
+    for each in found:
+        report(each, args)
+
+
+def report(trial: Trial, args: argparse.Namespace) -> None:
+    if args.html is not None:
+        args.html.write_text(page_of(trial))
+    if args.json:
+        output.row({"label": trial.label, "verdict": trial.verdict, "methods": trial.rows}, as_json=True)
+        return
+    output.rows(trial.rows, COLUMNS, as_json=False)
+    print(f"{trial.label}: {trial.verdict}")
+
+
+def page_of(trial: Trial) -> str:
+    """The report as one page without scripts."""
+
+    def line(cells: Any, tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape('' if each is None else str(each))}</{tag}>" for each in cells)
+
+    rows = [line([row[name] for name in COLUMNS], "td") for row in trial.rows]
+    title = html.escape(f"Trial of {trial.label}")
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+        "<style>body{font:14px sans-serif;margin:2em}td,th{padding:.3em .7em;text-align:right}td:first-child{text-align:left}"
+        f"</style><h1>{title}</h1><p>{html.escape(trial.verdict)}</p>"
+        f"<table>{line(COLUMNS, 'th')}{''.join(rows)}</table>\n"
+    )
+
+
+def _certify(args: argparse.Namespace) -> int:
+    """Returns 1 if the candidate should not be promoted."""
+    if not 1 <= args.reads <= MOST_READS:
+        raise InvalidRequest(f"--reads must be between 1 and {MOST_READS}")
+    found, tables = context.load_with_tables(args)
+    trial = asyncio.run(certified(with_candidate(found, args), tables, args.reads, Progress()))
+    report(trial, args)
+    return int(not trial.is_ready)
+
+
+def with_candidate(found: Settings, args: argparse.Namespace) -> Settings:
+    """The settings with two upstreams alone: the one in use, and the candidate."""
+    known = [each for each in found.upstreams if args.network in (None, each.network) and not each.shadow]
+    known = [each for each in known if args.against in (None, each.name) and not each.url.startswith("ws")]
+    if not known:
+        names = ", ".join(sorted({each.name for each in found.upstreams if each.name})) or "none"
+        raise StartError([f"the settings have no such upstream to compare with; use --against with one of: {names}"])
+    candidate = UpstreamSettings(url=args.url, network=known[0].network, name=CANDIDATE, shadow=1.0)
+    return replace(found, upstreams=(known[0], candidate), bundlers=(), routing=(), verify=())
+
+
+async def certified(found: Settings, tables: Tables, reads: int, progress: Progress) -> Trial:
+    loop = asyncio.get_running_loop()
+    builder = NetworkBuilder(found, tables, WriteBuffer(loop), TurnQueue(loop), tally=Tallies().of)
+    networks = builder.networks(builder.states())
+    try:
+        (route,) = networks.routes.values()
+        await Tracker(route.state).look()
+        (shadow,) = route.shadows
+        await _read_all(route, shadow, reads, progress)
+        return shadow.trial
+    finally:
+        await networks.close()
+
+
+async def _read_all(route: Route, shadow: Shadow, reads: int, progress: Progress) -> None:
+    (present,) = route.upstreams
+    if not present.health.head:
+        raise StartError([f"{present.label} does not answer: compare with another one, by --against"])
+    for number, (method, params) in enumerate(_calls(route, present.health.head, reads), 1):
+        progress.show(f"{number} of {reads} reads")
+        read = await _read(route, present, method, params)
+        if read is not None:
+            await shadow.compare(read)
+
+
+def _calls(route: Route, head: int, reads: int) -> Iterator[tuple[str, bytes]]:
+    """Reads of all methods with known params, at random blocks that are old enough for both upstreams."""
+    chosen, at_block = random.Random(reads), family_of(route.network).at_block
+    methods = [each for each in route.policies.values() if each.method.sample]
+    methods = [each for each in methods if each.has_block or each.method.cache == "static"]
+
+    def pinned(policy: MethodPolicy) -> bytes:
+        block, params = max(1, head - chosen.randint(2, DEPTH)), policy.method.sample.encode()
+        return params if at_block is None else at_block(policy.method, params, block)
+
+    methods = [each for each in methods if is_comparable(each, pinned(each), head)]
+    for index in range(reads if methods else 0):
+        policy = methods[index % len(methods)]
+        yield policy.method.name, pinned(policy)
+
+
+async def _read(route: Route, present: Upstream, method: str, params: bytes) -> AnsweredRead | None:
+    """The reply of the upstream in use; None if it has none, which says nothing about the candidate."""
+    began, probe = time.monotonic(), Probe(present, method, params)
+    result = await probe.send(REPLY_S)
+    took_s = time.monotonic() - began
+    reply = probe.error_reply if result is None else result
+    if not reply or (result is None and probe.error != "revert"):
+        return None
+    meter = present.health.meter
+    cost = 0 if meter is None else meter.cost_of(method)
+    return AnsweredRead(route.policies[method], params, reply, result is None, present, took_s, cost, archive=False)

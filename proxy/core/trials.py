@@ -1,0 +1,239 @@
+"""Compares the replies of a candidate with those of the upstream in use, and sums up whether the candidate can replace it.
+
+Replies are equal if they differ only in what may differ between nodes: the order of members, the case of hex digits, members
+that some nodes leave out, and members that the method lists as volatile. A revert is an answer like any other. A candidate that
+has not reached the block of a read is *behind*, which is not a difference.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, get_args
+
+import msgspec
+
+from proxy.core.credits import NANOS_PER_USD
+from proxy.core.latency_histogram import bucket_of
+from proxy.core.usage import BUCKETS, quantile_ms
+from proxy.core.verification import OPTIONAL, canonical, digest_of_error
+
+TrialOutcome = Literal["same", "different", "behind", "error", "missing"]
+OUTCOMES: Final[tuple[TrialOutcome, ...]] = get_args(TrialOutcome)
+# Members in which two replies differ that are named, and those that a report keeps for each method.
+MOST_MEMBERS: Final = 8
+# Fewer reads than this say little.
+ENOUGH_READS: Final = 1000
+# Above these shares, a candidate is not ready.
+MOST_ERRORS, MOST_BEHIND = 0.001, 0.02
+
+
+def differing_members(ours: bytes, theirs: bytes, volatile: Collection[str] = ()) -> tuple[str, ...]:
+    """The members in which two results differ, such as `logs[].data`; none if they are equal. `.` is the whole result."""
+    one, other = (canonical(msgspec.json.decode(each), OPTIONAL.union(volatile)) for each in (ours, theirs))
+    if one == other:
+        return ()
+    found: list[str] = []
+    for path in _paths(one, other, ""):
+        if path not in found:
+            found.append(path)
+        if len(found) == MOST_MEMBERS:
+            break
+    return tuple(found)
+
+
+def _paths(one: Any, other: Any, path: str) -> Iterator[str]:
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name in sorted({*one, *other}):
+            if name not in one or name not in other:
+                yield f"{path}.{name}".lstrip(".")
+            elif one[name] != other[name]:
+                yield from _paths(one[name], other[name], f"{path}.{name}")
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for left, right in zip(one, other, strict=True):
+            if left != right:
+                yield from _paths(left, right, f"{path}[]")
+    else:
+        yield path.lstrip(".") or "."
+
+
+def is_same_error(ours: bytes, theirs: bytes) -> bool:
+    """Whether two errors say the same. Nodes agree on the code and the data, not on the message."""
+    try:
+        return digest_of_error(ours) == digest_of_error(theirs)
+    except (ValueError, msgspec.DecodeError):
+        return False
+
+
+@dataclass(slots=True)
+class MethodTrial:
+    """The reads of one method. `members`: those that differed, and how often. `ours`, `theirs`: latencies by bucket."""
+
+    outcomes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
+    members: dict[str, int] = field(default_factory=dict)
+    ours: list[int] = field(default_factory=lambda: [0] * BUCKETS)
+    theirs: list[int] = field(default_factory=lambda: [0] * BUCKETS)
+    our_cost: int = 0
+    their_cost: int = 0
+
+    @property
+    def reads(self) -> int:
+        return sum(self.outcomes.values())
+
+    def add(self, other: MethodTrial) -> None:
+        for outcome, count in other.outcomes.items():
+            self.outcomes[outcome] = self.outcomes.get(outcome, 0) + count
+        self.members = dict((Counter(self.members) + Counter(other.members)).most_common(MOST_MEMBERS))
+        self.ours = [one + more for one, more in zip(self.ours, other.ours, strict=True)]
+        self.theirs = [one + more for one, more in zip(self.theirs, other.theirs, strict=True)]
+        self.our_cost += other.our_cost
+        self.their_cost += other.their_cost
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRead:
+    """One read by both. Costs are in billionths of a dollar."""
+
+    outcome: TrialOutcome
+    our_s: float
+    their_s: float
+    members: tuple[str, ...] = ()
+    our_cost: int = 0
+    their_cost: int = 0
+
+
+class Trial:
+    """The trial of one candidate. Methods come from the family's table, so their number is bounded."""
+
+    __slots__ = ("label", "methods", "skipped")
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.methods: dict[str, MethodTrial] = {}
+        # Reads that were due, and were not made because of a limit.
+        self.skipped = 0
+
+    def __repr__(self) -> str:
+        return f"<Trial of {self.label}: {self.verdict}>"
+
+    # Events
+
+    def read(self, method: str, read: TrialRead) -> None:
+        found = self.methods.setdefault(method, MethodTrial())
+        found.outcomes[read.outcome] += 1
+        for member in read.members:
+            if member in found.members or len(found.members) < MOST_MEMBERS:
+                found.members[member] = found.members.get(member, 0) + 1
+        found.ours[bucket_of(read.our_s)] += 1
+        found.theirs[bucket_of(read.their_s)] += 1
+        found.our_cost += read.our_cost
+        found.their_cost += read.their_cost
+
+    def skip(self) -> None:
+        self.skipped += 1
+
+    # The report
+
+    @property
+    def total(self) -> MethodTrial:
+        total = MethodTrial()
+        for each in self.methods.values():
+            total.add(each)
+        return total
+
+    @property
+    def is_ready(self) -> bool:
+        return self.verdict.startswith("safe to promote")
+
+    @property
+    def verdict(self) -> str:
+        """One sentence for the operator, with the reason."""
+        total = self.total
+        reads, outcomes = total.reads, total.outcomes
+        if not reads:
+            return "no reads yet"
+        if outcomes["different"]:
+            worst = max(self.methods, key=lambda name: self.methods[name].outcomes["different"])
+            members = ", ".join(self.methods[worst].members) or "the result"
+            return f"do not promote: {outcomes['different']:,} of {reads:,} reads differ, most of {worst} ({members})"
+        if outcomes["missing"]:
+            lacking = sorted(name for name, each in self.methods.items() if each.outcomes["missing"])
+            return f"not ready: it lacks {', '.join(lacking)}"
+        if outcomes["error"] > MOST_ERRORS * reads:
+            return f"not ready: {outcomes['error']:,} of {reads:,} reads failed"
+        if outcomes["behind"] > MOST_BEHIND * reads:
+            return f"not ready: it was behind in {outcomes['behind']:,} of {reads:,} reads"
+        if reads < ENOUGH_READS:
+            return f"too few reads to tell: {reads:,} of {ENOUGH_READS:,}, 0 different"
+        return (
+            f"safe to promote: {reads:,} reads, 0 different{_speed(total)}{_price(total)} ({self._confidence(reads)})"
+        )
+
+    @staticmethod
+    def _confidence(reads: int) -> str:
+        """The rule of three: after n reads without a difference, fewer than 3/n differ, with a probability of 95 %."""
+        return f"fewer than 1 in {reads // 3:,} differ, with 95 % confidence"
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each method, the most used first, and one for all."""
+        named = sorted(self.methods.items(), key=lambda item: -item[1].reads)
+        return [_row(name, each) for name, each in [*named, ("all", self.total)]]
+
+    # Other processes
+
+    @property
+    def as_data(self) -> dict[str, Any]:
+        return {"label": self.label, "skipped": self.skipped, "methods": msgspec.to_builtins(self.methods)}
+
+    def add(self, data: Mapping[str, Any]) -> None:
+        """Add what another process has found."""
+        self.skipped += data["skipped"]
+        for name, given in data["methods"].items():
+            self.methods.setdefault(name, MethodTrial()).add(msgspec.convert(given, MethodTrial))
+
+
+def trials_of(views: Iterable[Mapping[str, Any]]) -> list[Trial]:
+    """The trials that all workers report, by the label of the candidate."""
+    found: dict[str, Trial] = {}
+    for view in views:
+        for network in view["networks"]:
+            for data in network.get("trials", ()):
+                found.setdefault(data["label"], Trial(data["label"])).add(data)
+    return [found[label] for label in sorted(found)]
+
+
+def _row(name: str, each: MethodTrial) -> dict[str, Any]:
+    return {
+        "method": name,
+        "reads": each.reads,
+        **each.outcomes,
+        "members": ", ".join(each.members) or None,
+        "p50_ms": quantile_ms(each.ours, 0.5),
+        "their_p50_ms": quantile_ms(each.theirs, 0.5),
+        "p99_ms": quantile_ms(each.ours, 0.99),
+        "their_p99_ms": quantile_ms(each.theirs, 0.99),
+        "usd": _usd(each.our_cost),
+        "their_usd": _usd(each.their_cost),
+    }
+
+
+def _usd(nanos: int) -> str:
+    return f"{nanos / NANOS_PER_USD:.6f}"
+
+
+def _speed(total: MethodTrial) -> str:
+    ours, theirs = quantile_ms(total.ours, 0.5), quantile_ms(total.theirs, 0.5)
+    return "" if not ours or theirs is None else _compared(theirs / ours - 1, "slower", "faster", "as fast")
+
+
+def _price(total: MethodTrial) -> str:
+    if not total.our_cost:
+        return ", at no cost" if not total.their_cost else f", {_usd(total.their_cost)} US dollars and not free"
+    return _compared(total.their_cost / total.our_cost - 1, "dearer", "cheaper", "at the same price")
+
+
+def _compared(change: float, more: str, less: str, equal: str) -> str:
+    percent = round(abs(change) * 100)
+    return f", {equal}" if not percent else f", {percent} % {more if change > 0 else less}"

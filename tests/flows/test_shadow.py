@@ -1,0 +1,253 @@
+"""Upstreams on trial: reads that they get too, how their replies are compared, and what clients do not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from proxy.__main__ import main
+from proxy.core.trials import Trial
+from proxy.services.rpc.shadow import MOST_WAITING
+from tests.real_harness import ADDRESS, BASE, DEV
+from tests.real_nodes import RealNode, geth_nodes
+from tests.rpc_harness import RpcHarness, rpc_harness
+from tests.rpc_upstreams import Refused
+from tests.service import node_session, until
+from tests.web.worker import on_uvloop, running_worker
+
+NO_CACHE = {"enabled": False}
+CONFIG = """
+database.url = "postgresql://nobody@127.0.0.1:1/nothing"
+keys.pepper = "a pepper that no attacker can guess"
+"""
+CLIENT = "0x" + 40 * "1"
+TRIED = {"shadow": 1.0, "requests_per_second": 10_000, "name": "new"}
+
+
+@asynccontextmanager
+async def shadowed(count: int = 2, **more: Any) -> AsyncIterator[tuple[RpcHarness, Trial]]:
+    """A worker whose last upstream is on trial."""
+    options: list[dict[str, Any]] = [{}] * (count - 1) + [{**TRIED, **more}]
+    async with rpc_harness(count, cache=NO_CACHE, options=options) as harness:
+        (shadow,) = harness.route.shadows
+        yield harness, shadow.trial
+
+
+async def outcomes(trial: Trial, reads: int) -> dict[str, int]:
+    await until(lambda: trial.total.reads + trial.skipped >= reads)
+    return {name: count for name, count in trial.total.outcomes.items() if count}
+
+
+def reverted(data: str) -> Callable[[list[Any]], Any]:
+    def revert(params: list[Any]) -> Any:
+        raise Refused(3, "execution reverted", data=data)
+
+    return revert
+
+
+@on_uvloop
+async def test_candidate_gets_reads_and_is_never_chosen() -> None:
+    async with shadowed() as (harness, trial):
+        assert [each.label for each in harness.route.upstreams] == ["ethereum/mainnet#1"]
+        for number in range(20):
+            await harness.result("eth_getBalance", [CLIENT, hex(900 + number)])
+        assert await outcomes(trial, 20) == {"same": 20}
+        await harness.call("eth_sendRawTransaction", ["0x01"])
+        await harness.result("eth_blockNumber")
+        assert harness.upstreams[1].counts == {"eth_getBalance": 20}
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+@on_uvloop
+async def test_share_of_the_reads_is_exact(share: float) -> None:
+    async with shadowed(shadow=share) as (harness, trial):
+        for number in range(100):
+            await harness.result("eth_getBalance", [CLIENT, hex(800 + number)])
+        assert await outcomes(trial, int(100 * share)) == {"same": int(100 * share)}
+
+
+@on_uvloop
+async def test_differences_lag_errors_and_missing_methods_are_told_apart() -> None:
+    async with shadowed() as (harness, trial):
+        second = harness.upstreams[1]
+        for each in harness.upstreams:
+            each.answers["eth_call"] = reverted("0xab")
+        second.answers["eth_getCode"] = lambda _: "0xbad"
+
+        def missing(_: list[Any]) -> Any:
+            raise Refused(-32601, "the method does not exist/is not available")
+
+        def broken(_: list[Any]) -> Any:
+            raise Refused(-32603, "internal error")
+
+        second.answers |= {"eth_getProof": missing, "eth_getStorageAt": broken}
+        await harness.call("eth_call", [{"to": CLIENT}, hex(900)])
+        await harness.call("eth_getCode", [CLIENT, hex(900)])
+        await harness.call("eth_getProof", [CLIENT, [], hex(900)])
+        await harness.call("eth_getStorageAt", [CLIENT, "0x0", hex(900)])
+        assert await outcomes(trial, 4) == {"same": 1, "different": 1, "missing": 1, "error": 1}
+        second.behind = 3
+        await harness.call("eth_getBlockByNumber", [hex(harness.chain.head), False])
+        assert (await outcomes(trial, 5))["behind"] == 1
+        assert trial.verdict.startswith("do not promote: 1 of 5 reads differ, most of eth_getCode (.)")
+
+
+@on_uvloop
+async def test_candidate_that_hangs_costs_clients_nothing() -> None:
+    async with shadowed() as (harness, trial):
+        harness.upstreams[1].held.add("eth_getBalance")
+        for number in range(MOST_WAITING + 20):
+            await harness.result("eth_getBalance", [CLIENT, hex(800 + number)])
+        assert trial.skipped >= 18
+        assert harness.upstreams[1].count("eth_getBalance") == 1
+
+
+@on_uvloop
+async def test_limits_of_the_candidate_are_respected() -> None:
+    more: dict[str, Any] = {"cost": "alchemy", "budget": {"credits": 1, "per": "day"}}
+    async with shadowed(**more) as (harness, trial):
+        for number in range(10):
+            await harness.result("eth_getBalance", [CLIENT, hex(800 + number)])
+        await until(lambda: trial.skipped == 10)
+        assert harness.upstreams[1].count("eth_getBalance") == 0
+
+
+# Two real nodes
+
+
+class PlantingProxy:
+    """Passes calls on to a node, and changes results: every third one really, every third one only in its form."""
+
+    def __init__(self, node: RealNode) -> None:
+        self._node = node
+        self._turn = itertools.count()
+        self.planted = 0
+
+    async def answer(self, request: web.Request) -> web.Response:
+        call = await request.json()
+        reply = await self._node.reply(call["method"], call["params"])
+        result = reply.get("result")
+        if isinstance(result, dict | list) and result:
+            turn = next(self._turn) % 3
+            if turn == 0:
+                self.planted += 1
+                reply["result"] = _changed(result)
+            elif turn == 1:
+                reply["result"] = _in_another_form(result)
+        return web.json_response({**reply, "id": call["id"]})
+
+
+def _changed(result: Any) -> Any:
+    """One digit of a hash, or without the last item of a list."""
+    if isinstance(result, list):
+        return result[:-1]
+    name = "hash" if "hash" in result else "transactionHash"
+    digit = "1" if result[name][-1] == "0" else "0"
+    return {**result, name: result[name][:-1] + digit}
+
+
+def _in_another_form(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _in_another_form(member) for name, member in reversed(value.items())}
+    if isinstance(value, list):
+        return [_in_another_form(member) for member in value]
+    return "0x" + value[2:].upper() if isinstance(value, str) and value.startswith("0x") else value
+
+
+@pytest.fixture(scope="module")
+def geth(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RealNode]]:
+    with geth_nodes(2, tmp_path_factory.mktemp("shadow")) as nodes:
+        yield nodes
+
+
+@on_uvloop
+async def test_all_planted_differences_between_two_geth_nodes_are_reported(geth: list[RealNode]) -> None:
+    planting = PlantingProxy(geth[1])
+    app = web.Application()
+    app.router.add_post("/", planting.answer)
+    runner = web.AppRunner(app)
+    async with node_session() as session:
+        for node in geth:
+            node.session = session
+            await node.follow(BASE)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        assert site._server is not None
+        port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
+        upstreams: list[dict[str, Any]] = [{"url": geth[0].url}, {**TRIED, "url": f"http://127.0.0.1:{port}/"}]
+        try:
+            async with running_worker({DEV: upstreams}, cache=NO_CACHE) as worker:
+                harness = RpcHarness(worker, None, [], DEV)  # type: ignore[arg-type]
+                await harness.look()
+                (shadow,) = harness.route.shadows
+                reads = await _read_everything(harness)
+                found = await outcomes(shadow.trial, reads)
+                assert shadow.trial.skipped == 0
+                assert planting.planted > 20
+                assert found == {"same": reads - planting.planted, "different": planting.planted}
+        finally:
+            await runner.cleanup()
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+@on_uvloop
+async def test_certify_compares_a_candidate_that_is_not_in_use(
+    geth: list[RealNode], is_right: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with node_session() as session:
+        for node in geth:
+            node.session = session
+            await node.follow(BASE)
+        if not is_right:
+            await geth[1].follow((*BASE[:10], *(2,) * (len(BASE) - 10)))
+        file, page = tmp_path / "penstock.toml", tmp_path / "report.html"
+        file.write_text(f'{CONFIG}[[upstreams]]\nnetwork = "dev/mainnet"\nurl = "{geth[0].url}"\nname = "old"\n')
+        words = ["upstreams", "certify", geth[1].url, "--against", "old", "--reads", "1200", "--html", str(page)]
+        code = await asyncio.to_thread(main, [*words, "--config", str(file)])
+        printed = capsys.readouterr().out
+        for node in geth:
+            await node.follow(BASE)
+    assert code == (0 if is_right else 1), printed
+    assert ("safe to promote: " if is_right else "do not promote: ") in printed
+    assert printed.splitlines()[-1].partition(": ")[2] in html.unescape(page.read_text())
+
+
+def test_certify_names_what_to_compare_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_text(f'{CONFIG}[[upstreams]]\nnetwork = "ethereum/mainnet"\nurl = "http://127.0.0.1:1"\nname = "old"\n')
+    words = ["upstreams", "certify", "http://127.0.0.1:2", "--config", str(file)]
+    assert main([*words, "--against", "other"]) == 2
+    assert "use --against with one of: old" in capsys.readouterr().err
+    assert main([*words, "--reads", "0"]) != 0
+    assert "--reads must be between 1 and 100000" in capsys.readouterr().err
+    assert main(words) == 2
+    assert "does not answer" in capsys.readouterr().err
+
+
+async def _read_everything(harness: RpcHarness) -> int:
+    """Blocks, receipts, logs, state, and calls at the latest block. Returns how many."""
+    reads = 0
+    for number in range(1, len(BASE) + 1):
+        at = hex(number)
+        for method, params in (
+            ("eth_getBlockByNumber", [at, True]),
+            ("eth_getBlockReceipts", [at]),
+            ("eth_getLogs", [{"fromBlock": at, "toBlock": at}]),
+            ("eth_getBalance", [ADDRESS, at]),
+            ("eth_getBalance", [ADDRESS, "latest"]),
+            ("eth_call", [{"to": ADDRESS}, "latest"]),
+            ("eth_call", [{"data": "0x60006000fd"}, at]),
+        ):
+            await harness.call(method, params)
+            reads += 1
+            await until(lambda: len(harness.route.shadows[0]._queue) < MOST_WAITING // 2, every_s=0.002)
+    return reads
