@@ -69,6 +69,14 @@ class RestParams(msgspec.Struct, omit_defaults=True):
     body: str = ""
 
 
+class RestCall(msgspec.Struct):
+    """The parts of a JSON-RPC call that a request is made of."""
+
+    id: msgspec.Raw
+    method: str
+    params: RestParams
+
+
 class RestRecord(msgspec.Struct):
     """The reply to a call. `body`: JSON. `base64`: a body of another kind, in place of it, which reading decodes."""
 
@@ -87,7 +95,7 @@ class RestError(msgspec.Struct):
 
 
 read_error = msgspec.json.Decoder(RestError).decode
-read_params = msgspec.json.Decoder(RestParams).decode
+read_call = msgspec.json.Decoder(RestCall).decode
 write_params = msgspec.json.Encoder(order="deterministic").encode
 read_record = msgspec.json.Decoder(RestRecord).decode
 

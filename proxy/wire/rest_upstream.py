@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from proxy.core.jsonrpc import NOT_JSON, error_reply, result_reply, result_start
-from proxy.core.rest_routes import JSON, RestParams, RestTransport, target_of
+from proxy.core.rest_routes import JSON, RestCall, RestTransport, read_call, target_of
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.turn_queue import TurnQueue
 from proxy.wire.address import UpstreamAddress
@@ -29,17 +29,6 @@ _LONGEST_MESSAGE: Final = 500
 _DELIVERED_WHOLE: Final = ReplyHeaders(200, CHUNKED, close=False, plain=True)
 _NOT_A_REPLY: Final = b"the reply is not JSON"
 _encode: Final = msgspec.json.encode
-
-
-class RestCall(msgspec.Struct):
-    """The parts of a JSON-RPC call that a request is made of."""
-
-    id: msgspec.Raw
-    method: str
-    params: RestParams
-
-
-_read_call: Final = msgspec.json.Decoder(RestCall).decode
 _is_json: Final = msgspec.json.Decoder(msgspec.Raw).decode
 
 
@@ -69,7 +58,7 @@ class RestUpstream(HttpUpstream):
     def submit(
         self, sink: ReplySink, *body: bytes, once: bool = False, fresh: bool = False, header: bytes = b""
     ) -> UpstreamConnection | None:
-        call = _read_call(b"".join(body))
+        call = read_call(b"".join(body))
         translator = ReplyTranslator(self, sink, bytes(call.id), self._terms)
         self._translators[sink] = translator
         return self.send_request(translator, (self._request(call, header),), once=once, fresh=fresh)
@@ -90,7 +79,8 @@ class RestUpstream(HttpUpstream):
         return b"%b\r\n%b\r\n%b" % ("\r\n".join(lines).encode("latin-1"), header, body)
 
     def probe_pool(self) -> HttpUpstream:
-        return RestUpstream(self.health, *self._room, self._terms, limit=1)
+        address, write_buffer, turns = self._room
+        return RestUpstream(self.health, address, write_buffer, turns, self._terms, limit=1)
 
     def in_flight(self) -> list[ReplySink]:
         return list(self._translators)
