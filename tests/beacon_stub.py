@@ -61,7 +61,8 @@ class BeaconStub:
         parts = request.path.strip("/").split("/")
         match parts:
             case ["eth", "v1", "beacon", "genesis"]:
-                return _data({"genesis_time": "1606824023", "genesis_validators_root": self.genesis})
+                fork = {"genesis_fork_version": "0x00000000"}
+                return _data({"genesis_time": "1606824023", "genesis_validators_root": self.genesis, **fork})
             case ["eth", "v1", "node", "syncing"]:
                 return _data({"head_slot": str(self.head), "sync_distance": "0", "is_syncing": False})
             case ["eth", "v1", "node", "health"]:
@@ -85,7 +86,7 @@ class BeaconStub:
         slot = self.slot_of(word)
         if slot is None:
             return web.json_response({"code": 404, "message": f"No {kind} found for id '{word}'"}, status=404)
-        if request.headers.get("Accept") == "application/octet-stream":
+        if kind == "blocks" and request.headers.get("Accept", "").startswith("application/octet-stream"):
             body = b"ssz" + slot.to_bytes(8, "little")
             return web.Response(
                 body=body,
@@ -95,8 +96,9 @@ class BeaconStub:
                     "X-Private": "secret",
                 },
             )
-        message = {"slot": str(slot), "parent_root": self.root(slot - 1)}
-        return self._final(word, {"root": self.root(slot), "header": {"message": message}, "more": more})
+        roots = {"parent_root": self.root(slot - 1), "state_root": self.root(slot), "body_root": self.root(slot)}
+        header = {"message": {"slot": str(slot), "proposer_index": "1", **roots}, "signature": "0x" + "00" * 96}
+        return self._final(word, {"root": self.root(slot), "canonical": True, "header": header, "more": more})
 
     def _final(self, word: str, data: Any) -> web.Response:
         slot = self.slot_of(word) or 0

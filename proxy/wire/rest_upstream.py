@@ -70,7 +70,9 @@ class RestUpstream(HttpUpstream):
         target = address.path.rstrip("/") + target
         if address.query:
             target += f"{'&' if '?' in target else '?'}{address.query}"
-        lines = [f"{verb} {target} HTTP/1.1", *address.lines, f"Accept: {params.accept}"]
+        # Not every route has every representation, and then a node replies with JSON.
+        accept = params.accept if params.accept == JSON else f"{params.accept}, {JSON};q=0.9"
+        lines = [f"{verb} {target} HTTP/1.1", *address.lines, f"Accept: {accept}"]
         lines += [f"{name}: {value}" for name, value in params.headers.items()]
         body = b""
         if verb != "GET":
