@@ -36,7 +36,7 @@ RENDER := helm template penstock $(CHART) --kube-version 1.30.0 --namespace pens
 ROUTE := --set gatewayApi.enabled=true,gatewayApi.host=rpc.example.com,gatewayApi.gateways[0].name=public
 IMAGE := localhost/penstock:$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' proxy/__init__.py)
 
-.PHONY: help run docs test quick lint pure unit source browser programs web3-tests geth btcd cometbft compile compiled bench fleet simulate clients wheel wheel-test release image image-test compose-test chart k8s-test lock clean
+.PHONY: help run docs test quick lint pure unit source browser programs web3-tests geth btcd cometbft lodestar compile compiled bench fleet simulate clients wheel wheel-test release image image-test compose-test chart k8s-test lock clean
 
 help:
 	@echo "make run      start the whole service on this machine (make run ARGS='--port 9000 --fresh')"
@@ -47,6 +47,7 @@ help:
 	@echo "make geth     build geth for the tests on its chain (needs Go; takes minutes; without it they are skipped)"
 	@echo "make btcd     build btcd for the tests on its chain (needs Go; without it they are skipped; litecoind is a package of Debian)"
 	@echo "make cometbft  build CometBFT for the tests on its chain (needs Go; without it they are skipped)"
+	@echo "make lodestar  install a beacon node for the tests on its chain (needs npm and a C compiler; without it they are skipped)"
 	@echo "make compile  compile the hot path to machine code (needs a C compiler; test and bench do it too)"
 	@echo "make bench    run the benchmarks; writes the summary and the plot to bench/"
 	@echo "make docs     build the guide, which the service then serves at /docs/guide/"
@@ -187,6 +188,12 @@ btcd:
 cometbft:
 	@command -v go >/dev/null || { echo "cometbft is built with Go, which was not found on PATH"; exit 1; }
 	GOBIN="$(GETH_DIR)" go install github.com/cometbft/cometbft/cmd/cometbft@$(COMETBFT_VERSION)
+
+# The native packages are compiled for this machine, which takes minutes.
+lodestar:
+	@command -v npm >/dev/null || { echo "lodestar is installed with npm, which was not found on PATH"; exit 1; }
+	mkdir -p "$(GETH_DIR)/lodestar" && cp tests/lodestar/package.json tests/lodestar/poly.cjs "$(GETH_DIR)/lodestar"
+	cd "$(GETH_DIR)/lodestar" && npm install --ignore-scripts --no-audit --no-fund --loglevel=error && npm rebuild snappy bcrypto
 
 # From the OpenAPI document: proxy/web/docs/client_code.py.
 clients: .venv/.run

@@ -14,6 +14,7 @@ import pytest
 from proxy.core.access import AllowedUses
 from proxy.core.rest_routes import template_fault
 from tests.beacon_stub import LARGE_STATE, BeaconStub, beacon_stub
+from tests.client_scripts import run_script
 from tests.http_client import Reply
 from tests.rpc_harness import NetworkHarness
 from tests.service import until
@@ -85,7 +86,8 @@ async def test_replies_are_cached_as_they_say_themselves() -> None:
         assert await caches(f"{HEADERS}/{stub.root(51)}") == ["miss", "hit"]
         assert await caches(f"{HEADERS}/{stub.root(90)}") == ["miss", "hit"]
         # The representation is a part of the key.
-        assert await caches(f"{HEADERS}/50", Accept="application/octet-stream") == ["miss", "hit"]
+        assert await caches("/eth/v2/beacon/blocks/50") == ["miss", "hit"]
+        assert await caches("/eth/v2/beacon/blocks/50", Accept="application/octet-stream") == ["miss", "hit"]
         assert await caches("/eth/v1/node/version") == ["", ""]
         stub.head = 101
         await harness.look()
@@ -230,6 +232,17 @@ async def test_the_other_kind_of_network_is_named() -> None:
         assert refused.status == 404
         assert "peers of an upstream" in refused.json["error"]["message"]
         assert (await harness.get(f"{HEADERS}/80", verb="POST", body=b"{}")).status == 405
+
+
+@on_uvloop
+async def test_client_of_lodestar_works() -> None:
+    async with rest_harness() as harness:
+        url = f"http://127.0.0.1:{harness.worker.port}/v1/rest/{NETWORK}"
+        task = {"url": url, "key": harness.worker.keys["main"], "slot": 80}
+        seen = await asyncio.to_thread(run_script, "lodestar_api.mjs", task, within_s=60)
+        stub = harness.stubs[0]
+        assert (seen["genesis"], seen["root"], seen["version"]) == (stub.genesis, stub.root(80), "stub/1")
+        assert (seen["finalized"], seen["absent"]) == (False, 404)
 
 
 # Hostile paths
