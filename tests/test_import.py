@@ -248,6 +248,8 @@ def test_every_line_of_erpc_is_accounted_for(tmp_path: Path) -> None:
         {"network": "ethereum/mainnet", "methods": ["eth_getBalance", "eth_getLogs"], "by": "quorum 2/3"}
     ]
     by_path = states(rows)
+    limited = next(row["ours"] for row in rows if row["theirs"] == "projects[0].upstreams[2].endpoint")
+    assert limited == "[[upstreams]] ethereum/mainnet, moonbeam/mainnet"
     assert by_path["projects[0].auth.strategies[1]"] == "no equal"
     assert by_path["database.evmJsonRpcCache.connectors[2]"] == "no equal"
     assert by_path["projects[0].upstreams[4].endpoint"] == by_path["projects[0].upstreams[5].endpoint"] == "no equal"

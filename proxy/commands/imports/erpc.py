@@ -253,19 +253,9 @@ class ErpcImport:
         for name in ("getLogsAutoSplittingRangeThreshold", "getLogsMaxBlockRange", "getLogsMaxAllowedRange"):
             self._out.mapped(entry.get("evm", name), "ranges are split by what the upstream accepts")
         line = next((each for name, each in entry.items() if name == "endpoint"), entry)
-        block = self._out.add_upstream(line, network, url, **settings)
-        if block is not None:
-            self._limit_networks(block)
-
-    def _limit_networks(self, block: dict[str, Any]) -> None:
-        """A provider's key serves any network in eRPC when a client asks for it. Here every network is polled at rest, so only
-        those that the file lists are taken."""
-        if "network" in block or not self._networks:
-            return
-        provider = self._out.providers[block["url"].partition("://")[0]]
-        known = [network.id for network in self._networks if network.id in provider.networks]
-        if known:
-            block["network"] = known
+        # A provider's key serves any network in eRPC when a client asks for it. Here every network is polled at rest, so only
+        # those that the file lists are taken.
+        self._out.add_upstream(line, network, url, only=self._networks, **settings)
 
     def _upstream_settings(self, entry: Entry, network: Network | None, defaults: Entry | None) -> dict[str, Any]:
         out = self._out
@@ -340,9 +330,8 @@ class ErpcImport:
         found = [network for name in names if (network := self._out.tables.find_network(name)) is not None]
         name = entry.get("id")
         for network in (*found,) or (None,):
-            block = self._out.add_upstream(entry, network, url, name=name.text if name is not None else vendor.text)
-            if block is not None:
-                self._limit_networks(block)
+            given = name.text if name is not None else vendor.text
+            self._out.add_upstream(entry, network, url, only=self._networks, name=given)
 
     # Limits
 

@@ -92,30 +92,35 @@ class ImportResult:
 
     # Upstreams
 
-    def add_upstream(self, entry: Entry, network: Network | None, url: str, **settings: Any) -> dict[str, Any] | None:
-        """Add an upstream, or report why not. `settings` that are None or empty are left out."""
+    def add_upstream(
+        self, entry: Entry, network: Network | None, url: str, *, only: Iterable[Network] = (), **settings: Any
+    ) -> None:
+        """Add an upstream, or report why not. `only`: the networks to take from a provider if `network` is None; if it serves
+        none of these, all are taken. `settings` that are None or empty are left out."""
         scheme = urlsplit(url).scheme
         if has_provider(url) and scheme not in self.providers:
             known = ", ".join(self.providers)
             self.no_equal(entry, f"{scheme}:// is not known: name its URL, or use one of {known}")
-            return None
+            return
         if scheme not in ("http", "https", "ws", "wss") and not has_provider(url):
             self.no_equal(entry, "not an http, https, ws or wss URL" if url else "has no URL")
-            return None
+            return
         if network is None and not has_provider(url):
             self.no_equal(entry, "its network is unknown: `penstock doctor URL` finds it and writes the block")
-            return None
+            return
         given = {name: value for name, value in settings.items() if value not in (None, "", [], {}, ())}
         block = {**({} if network is None else {"network": network.id}), "url": url, **given}
         block["name"] = self._free_name(block.get("network", "*"), str(given.get("name", "")))
         if not block["name"]:
             del block["name"]
+        taken = [each.id for each in only if network is None and each.id in self.providers[scheme].networks]
+        if taken:
+            block["network"] = taken
         self.upstreams.append(block)
-        where = block.get("network", "all networks of the provider")
+        where = network.id if network is not None else ", ".join(taken) or "all networks of the provider"
         self.mapped(entry, f"[[upstreams]] {where} {block.get('name', '')}".rstrip())
         if variable := unset_variable(url):
             self.differs(entry, f"${variable} is not set: write its value into the URL")
-        return block
 
     def _free_name(self, network: str, given: str) -> str:
         name = re.sub(r"[^a-z0-9._-]+", "-", given.lower()).strip("-._")
