@@ -293,7 +293,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         choices=("", "here", "forked"),
         help="print the digest of each seed: all in this process, or each in its own",
     )
-    parser.add_argument(HASH_SEED, type=int, default=0, help="PYTHONHASHSEED, on which no history depends")
+    parser.add_argument(HASH_SEED, type=int, default=0, help="PYTHONHASHSEED, on which no history should depend")
     parser.add_argument("--wire", type=Path, help="with --timeline: write all events on the wire to this file")
     parser.add_argument("--svg", type=Path, help="with --timeline: draw a sequence diagram into this file")
     return parser.parse_args(argv)
