@@ -38,6 +38,7 @@ COMMANDS = {
     "explain": "explain",
     "logs": "tail",
     "index": "index",
+    "transfers": "transfers",
     "chains": "chains",
     "upstreams": "upstreams",
     "contradictions": "contradictions",
@@ -90,7 +91,8 @@ Look and repair
   audit          list changes and sign-ins of accounts and operators
   operations     list user operations and their status
 Data and secrets
-  index          add older blocks to the index of token holdings
+  index          add older blocks to the index of holdings and transfers
+  transfers      export the history of transfers to a file
   backup         write the whole database to a file, while the service runs
   restore        fill an empty database from a file that backup wrote
   admin          create, list and revoke operators' tokens for the dashboard

@@ -27,7 +27,7 @@ NICE, MOST_GAPS = 10, 20
 
 
 def register(commands: Any) -> None:
-    parser = commands.add_parser("index", help="add older blocks to the index of token holdings")
+    parser = commands.add_parser("index", help="add older blocks to the index of holdings and transfers")
     context.add_arguments(parser)
     parser.add_argument(
         "--chain",
@@ -35,11 +35,11 @@ def register(commands: Any) -> None:
         metavar="CHAIN",
         help="chain or network, such as ethereum, ethereum-sepolia or base/mainnet",
     )
-    parser.add_argument("--from", dest="first", type=_block, metavar="N", help="first block")
+    parser.add_argument("--from", dest="first", type=block_number, metavar="N", help="first block")
     parser.add_argument(
         "--to",
         dest="last",
-        type=_block,
+        type=block_number,
         metavar="M",
         help="last block (default: the block before the follower's first)",
     )
@@ -63,7 +63,8 @@ def register(commands: Any) -> None:
     parser.set_defaults(run=lambda args: asyncio.run(run(args)))
 
 
-def _block(text: str) -> int:
+def block_number(text: str) -> int:
+    """The type of an argument that is a block."""
     try:
         number = int(text, 0)
     except ValueError:
@@ -93,7 +94,7 @@ async def run(args: argparse.Namespace) -> int:
         raise StartError([f"--to {args.last}: must not be below --from {args.first}"])
     settings = context.load(args)
     tables = context.tables_of(settings)
-    network = _network(tables, args.chain)
+    network = network_of(tables, args.chain)
     await context.check_database(settings)
     await context.check_indexes(settings)
     if "follower" not in family_of(network).features:
@@ -111,7 +112,8 @@ async def run(args: argparse.Namespace) -> int:
         await running.close()
 
 
-def _network(tables: settings_room.Tables, text: str) -> Network:
+def network_of(tables: settings_room.Tables, text: str) -> Network:
+    """The network that `--chain` names."""
     chain, slash, name = text.partition("/")
     found = tables.chains.find(chain, name) if slash else tables.chains.find_word(text, live=True)
     if found is None:

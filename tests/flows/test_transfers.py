@@ -19,6 +19,7 @@ from proxy.store.postgres.transfers import BlockRow
 from tests.flows.test_token_reads import Reads, contract, reads
 from tests.http_client import Reply, request
 from tests.shapes import conforms
+from tests.sockets import connected
 from tests.web.worker import on_uvloop
 
 LAST = 1000
@@ -212,6 +213,25 @@ async def test_transfers_of_a_transaction_come_from_the_block_of_its_receipt(dat
         assert (await api.get(f"/transfers/ethereum/transaction/{other}")).status == 404
 
 
+@on_uvloop
+async def test_block_of_another_fork_is_unavailable_even_if_the_index_has_no_transfers_there(database: str) -> None:
+    known = "0x" + "77" * 32
+    async with history(database, []) as api:
+        await api.database.execute(
+            "insert into recent_blocks (network, number, hash) select number, 950, $1 from followed_networks",
+            bytes.fromhex(known[2:]),
+        )
+        # The hash of each transaction is that of its block here. Receipts are cached, so that each case has its own.
+        api.harness.upstreams[0].answers["eth_getTransactionReceipt"] = lambda params: {
+            "blockNumber": hex(950),
+            "blockHash": params[0],
+            "status": "0x1",
+        }
+        for block_hash, status in ((known, 200), ("0x" + "88" * 32, 503)):
+            reply = await api.get(f"/transfers/ethereum/transaction/{block_hash}")
+            assert reply.status == status, reply
+
+
 @pytest.mark.parametrize(
     "receipt",
     [
@@ -320,6 +340,24 @@ async def test_own_methods_are_called_in_batches_and_refuse_what_is_not_kept(dat
         assert "result" in replies[3]
         balances = await rpc(api, "alchemy_getTokenBalances", checksum(PEOPLE[0]), [checksum(CONTRACTS[0])])
         assert balances["result"]["tokenBalances"][0]["tokenBalance"] == f"0x{1:064x}"
+
+
+@on_uvloop
+async def test_own_methods_are_called_over_a_websocket(database: str) -> None:
+    moved = Transfer(20, CONTRACTS[0], PEOPLE[0], PEOPLE[1], 1_500_000, 0, "0x" + "ab" * 32, 3, 0, 900)
+    async with (
+        history(database, [moved], rpc={"alchemy_methods": True}) as api,
+        connected(api.harness.worker) as client,
+    ):
+        asked = {"toAddress": checksum(PEOPLE[1]), "category": ["erc20"]}
+        (found,) = (await client.call("alchemy_getAssetTransfers", asked))["result"]["transfers"]
+        assert (found["hash"], found["value"]) == ("0x" + "ab" * 32, 1.5)
+        described = await client.call("alchemy_getTokenMetadata", checksum(CONTRACTS[0]))
+        assert described["result"]["symbol"] == "COIN"
+        wrong = await client.call("alchemy_getAssetTransfers", {**asked, "category": ["coins"]})
+        assert wrong["error"]["code"] == -32602
+        plain = await client.call("eth_chainId")
+        assert "result" in plain
 
 
 @on_uvloop

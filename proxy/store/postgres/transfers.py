@@ -219,6 +219,17 @@ def _is_after(row: asyncpg.Record, edge: Position, start: PageStart) -> bool:
     return position < edge if start.newest_first else position > edge
 
 
+async def index_block(connection: DatabaseConnection, network: str) -> tuple[int, int] | None:
+    """The number of a network, and the newest block of its index; None if it is not indexed."""
+    row = await connection.fetchrow(sql.transfers.index_block, network)
+    return None if row is None else (row["number"], row["block"])
+
+
+async def exported(connection: DatabaseConnection, network: int, first: int, last: int) -> list[asyncpg.Record]:
+    """All transfers of these blocks, in order. `network` is the network's number."""
+    return await connection.fetch(sql.transfers.export, network, first, last)
+
+
 # Writes, on the caller's connection and in its transaction. `network` is the network's number.
 
 

@@ -93,6 +93,17 @@ from (select 1) as one
     left join transfer_blocks b on b.network = $1 and b.number = $2
     left join recent_blocks r on r.network = $1 and r.number = $2;
 
+-- export
+-- The transfers of a range of blocks, in order, with their blocks and transactions.
+select t.block, t.place, t.category, t.sender, t.recipient, t.contract, t.amount::text as amount, t.token_id::text as token_id,
+    b.hash, b.time, substr(b.transactions, 32 * t.tx + 1, 32) as transaction
+from transfers t join transfer_blocks b on b.network = t.network and b.number = t.block
+where t.network = $1 and t.block between $2 and $3
+order by t.block, t.place;
+
+-- index_block
+select number, block from followed_networks where network = $1 and block is not null;
+
 -- block_at
 select transfers_block_at($1::smallint, $2);
 
