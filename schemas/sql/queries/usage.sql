@@ -165,10 +165,13 @@ where s.account_id = $1 and s.key_id <> '' and s.method = ''
 group by s.key_id;
 
 -- requests_of_day
-select coalesce((
-    select requests from usage u join usage_series s on s.id = u.series
-    where s.account_id = $1 and s.key_id = '' and s.network = '' and s.method = '' and u.step = 'day' and u.at = $2
-), 0);
+-- From minutes, as charts are: the day's row is added up only now and then. It counts alone where minutes are not kept for a day.
+select greatest(
+    coalesce(sum(u.requests) filter (where u.step = 'minute'), 0), coalesce(max(u.requests) filter (where u.step = 'day'), 0)
+)::bigint
+from usage_series s join usage u on u.series = s.id
+where s.account_id = $1 and s.key_id = '' and s.network = '' and s.method = ''
+    and (u.step = 'day' and u.at = $2 or u.step = 'minute' and u.at >= $2 and u.at < $2 + interval '1 day');
 
 -- try_lock
 -- Held by one worker of the fleet at a time, until the end of the transaction.
