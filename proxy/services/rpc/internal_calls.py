@@ -28,11 +28,14 @@ from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Networks, Route
 from proxy.tasks import client_of_task
 from proxy.tracing import current_span, traced
+from proxy.turn_queue import next_turn
 
 # Calls of one request that its record lists.
 MOST_LISTED = 50
 # Calls of one request that are sent together, if it pays for them.
 MOST_AT_ONCE = 200
+# A larger result is returned in the client's turn: decoding it takes a moment, and many may arrive in one round of the loop.
+READ_AT_ONCE = 65_536
 # Ways in which a call is answered without an upstream call of its own.
 ANSWERED_HERE = frozenset(("hit", "stale", "join"))
 AwaitedCall = tuple[PendingReply, MethodPolicy, bytes]
@@ -78,7 +81,10 @@ class InternalCalls:
             meter=meter,
         )
         try:
-            return await pending.result()
+            result = await pending.result()
+            if len(result) > READ_AT_ONCE:
+                await next_turn()
+            return result
         finally:
             if meter is not None and not _reached_upstream(pending):
                 meter.answered_here(price)

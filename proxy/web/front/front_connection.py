@@ -36,6 +36,8 @@ from proxy.wire.upstream import Upstream
 MAX_AHEAD: Final = 262_144
 # The rest of a body that arrives in larger pieces than this is read in turn with other clients.
 READ_AT_ONCE: Final = 65_536
+# A larger body is served in its client's turn. Bodies of many clients may be complete in the same round of the loop.
+SERVED_AT_ONCE: Final = 65_536
 _monotonic: Final = time.monotonic
 _read_envelope: Final = jsonrpc.read_envelope
 _NOT_JSON: Final = jsonrpc.NOT_JSON
@@ -145,7 +147,7 @@ class FrontConnection(asyncio.Protocol):
                 self._run_clock(is_new=is_new)
             if reader.is_in_body and len(data) > READ_AT_ONCE:
                 self._read_in_turn()
-        elif message.headers is None or replies.was_refused:
+        elif message.headers is None or replies.was_refused or message.headers.length > SERVED_AT_ONCE:
             self._serve_in_turn(message)
         else:
             self._serve_message(message)
@@ -188,14 +190,16 @@ class FrontConnection(asyncio.Protocol):
             self._hand_over(message.data + self._reader.take_rest())
 
     def _serve_in_turn(self, message: RequestMessage) -> None:
-        """Serve the message in the client's next turn: it follows a refused call, which costs its client nothing, or it has to
-        be handed over to aiohttp, which takes long. Other clients are served in between."""
+        """Serve the message in the client's next turn: it follows a refused call, which costs its client nothing, or it is
+        large or has to be handed over to aiohttp, which take long. Other clients are served in between."""
         self._next = message
         self._replies.await_turn()
         client = self._replies.client or self._address
         if message.headers is None:
             self._replies.pause_reading()
             client = self._limiter.client_of_headers(self._address, message.data) or client
+        elif message.headers.length > SERVED_AT_ONCE:
+            client = message.headers.key.account.id
         self._limiter.turns.add(client, self._serve_next)
 
     def _serve_next(self) -> bool:
