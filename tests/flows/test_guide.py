@@ -116,6 +116,7 @@ def test_settings_of_the_guide_are_valid(tmp_path: Path) -> None:
         "DATABASE_URL": "postgresql:///a",
         "PENSTOCK_KEYS__PEPPER": "0" * 32,
         "PAYMASTER_SIGNER": "0x" + "11" * 32,
+        "RELAY_SIGNER": "0x" + "11" * 32,
     }
     blocks = written_in("toml")
     assert len(blocks) >= 5
