@@ -169,9 +169,15 @@ async def _upstream(route: Route, upstream: Upstream, tip: int) -> ConnectionRow
     if not health.head:
         return row
     row |= {"head": health.head, "behind": tip - health.head}
-    row["bounds"] = health.bounds.text or None
+    row["bounds"] = _brief(health.bounds.text) or None
     row["batches"] = _yes_or_no(await BatchProbe(upstream, *lookups.number.first).send())
     return row
+
+
+def _brief(bounds: str) -> str:
+    """`all=0` in place of `blocks=0 state=0 logs=0`."""
+    values = {each.partition("=")[2] for each in bounds.split()}
+    return f"all={values.pop()}" if len(values) == 1 else bounds
 
 
 def _problem(row: ConnectionRow, failure: str, network: Network) -> str:

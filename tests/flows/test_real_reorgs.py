@@ -157,5 +157,5 @@ def test_check_connect_names_the_upstream_of_another_chain(
 
     run()
     rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines() if line}
-    assert rows[f"{DEV}#1"] == ["up", "31337", str(len(BASE)), "0", "yes", "yes", "local"]
+    assert rows[f"{DEV}#1"] == ["up", "31337", str(len(BASE)), "0", "all=0", "yes", "local"]
     assert rows["ethereum/mainnet#1"][0] == "wrong_chain"
