@@ -23,6 +23,17 @@ TRANSACTIONS = 300
 TRANSFER = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
 # Calls that the service makes by itself to follow the head, whatever clients do.
 OWN = frozenset({"eth_blockNumber", "eth_chainId", "getSlot", "getGenesisHash", "getHealth"})
+# And to know which client it is and which methods it has, once an hour, without params.
+CHECKS = frozenset(
+    {
+        "web3_clientVersion",
+        "rpc_modules",
+        "eth_simulateV1",
+        "eth_getBlockReceipts",
+        "trace_callMany",
+        "debug_storageRangeAt",
+    }
+)
 TAGS = ("latest", "finalized", "safe", "earliest")
 
 _transactions = orjson.Fragment(
@@ -73,7 +84,8 @@ class NotedCalls:
 
     def note(self, method: str, params: Any) -> None:
         is_poll = method == "eth_getBlockByNumber" and params and params[0] in TAGS
-        if method not in OWN and not is_poll:
+        is_check = method in CHECKS and not params
+        if method not in OWN and not is_poll and not is_check:
             self._calls.append((time.monotonic(), method))
 
     def between(self, begin: float, end: float) -> Counter[str]:

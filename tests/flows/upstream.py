@@ -15,6 +15,15 @@ Act = Callable[[dict[str, object]], Awaitable[web.StreamResponse]]
 HEAD = {"number": "0x10", "hash": "0x" + "11" * 32}
 # The service's own calls to find an upstream's head and chain. They always get a reply.
 PROBES = {"eth_blockNumber": HEAD["number"], "eth_getBlockByNumber": HEAD}
+# And to know which client it is and which methods it has. They are not counted.
+CHECKS = (
+    "web3_clientVersion",
+    "rpc_modules",
+    "eth_simulateV1",
+    "eth_getBlockReceipts",
+    "trace_callMany",
+    "debug_storageRangeAt",
+)
 SEPOLIA, HOODI = 11155111, 560048
 
 
@@ -77,5 +86,7 @@ class Upstream:
             return reply(call, result=PROBES[method])
         if method == "eth_chainId":
             return reply(call, result=hex(self.chain_id))
+        if method in CHECKS and not call.get("params"):
+            return reply(call, result=None)
         self.calls += 1
         return await self.act(call)

@@ -43,9 +43,10 @@ async def test_network_without_traces_is_unavailable(harness: EventHarness) -> N
         raise Refused(-32000, "missing trie node")
 
     harness.inner.upstream.answers["debug_traceBlockByHash"] = refuse
+    harness.inner.chain.mine([])
     tested, network = backtest_of(harness)
     with pytest.raises(Unavailable, match="has traces of block"):
-        await tested.run(network, "INTERNAL_TRANSFER", CONFIG, first=0, last=0)
+        await tested.run(network, "INTERNAL_TRANSFER", CONFIG, first=1, last=1)
 
 
 async def test_backtest_that_needs_too_many_receipts_is_refused(

@@ -13,7 +13,9 @@ PATH = "/v1/rpc/ethereum/mainnet"
     ("text", "expected"),
     [
         (PATH, RequestTarget(PATH)),
-        (f"{PATH}/", RequestTarget(f"{PATH}/")),
+        (f"{PATH}/", RequestTarget(PATH)),
+        (f"{PATH}//", RequestTarget(f"{PATH}//")),
+        ("/v1/chains/", RequestTarget("/v1/chains/")),
         (f"{PATH}/abc", RequestTarget(PATH, path_key="abc")),
         (f"{PATH}/abc/", RequestTarget(f"{PATH}/", path_key="abc")),
         (f"{PATH}/a%62c", RequestTarget(PATH, path_key="abc")),
