@@ -161,7 +161,7 @@ async def test_check_connect_fails_for_an_upstream_of_another_chain(
     assert rows["ethereum/mainnet#1"][0] == state
     second = rows["ethereum/mainnet#2"]
     assert second[:4] == ["up", "1", "1000", "0"]
-    assert "blocks=0" in second
+    assert "all=0" in second
     assert second[-2:] == ["yes", "local"]
 
 
