@@ -33,7 +33,8 @@ class FleetCounts:
         self._hosts = hosts
         # Open sockets and subscriptions of other hosts, as last reported.
         self._others: dict[_Place, int] = {}
-        self._changed: set[_Place] = set()
+        # In the order of their changes: Valkey gets the same commands in each run of a simulation.
+        self._changed: dict[_Place, None] = {}
 
     def __repr__(self) -> str:
         return f"<FleetCounts of {len(self._others)}>"
@@ -50,11 +51,11 @@ class FleetCounts:
 
     def room(self, kind: CountKind, bucket_index: int, most: int) -> int:
         """How many this host may have, given the last known counts of the others."""
-        self._changed.add((kind, bucket_index))
+        self._changed[(kind, bucket_index)] = None
         return most - self._others.get((kind, bucket_index), 0) if self._link.is_up else self._share(most)
 
     def changed(self, kind: CountKind, bucket_index: int) -> None:
-        self._changed.add((kind, bucket_index))
+        self._changed[(kind, bucket_index)] = None
 
     def _share(self, most: int) -> int:
         """While Valkey is away: an equal share for each host."""
@@ -76,10 +77,10 @@ class FleetCounts:
         renewed_at = loop.time()
         while True:
             await asyncio.sleep(WRITE_S)
-            changed, self._changed = self._changed, set()
+            changed, self._changed = self._changed, {}
             if loop.time() - renewed_at > RENEW_S:
                 renewed_at = loop.time()
-                changed |= self._others.keys()
+                changed |= dict.fromkeys(self._others)
             for kind, bucket_index in changed:
                 own = self._counts.total(kind, bucket_index)
                 self._link.send(self._words(kind, bucket_index, own), partial(self._heard, kind, bucket_index, own))

@@ -54,7 +54,7 @@ class SharedReplies:
         self._writes = ValkeyLink(address, late_s=WRITE_S)
         self._queue: deque[tuple[str, bytes]] = deque()
         self._queued_bytes = 0
-        self._unwanted: set[str] = set()
+        self._unwanted: dict[str, None] = {}
         self._has_work = asyncio.Event()
         self._away_until = 0.0
         self.dropped = 0
@@ -103,7 +103,7 @@ class SharedReplies:
     def forget(self, names: Iterable[str]) -> None:
         """Delete results that turned out to be wrong, also those that are still queued."""
         if len(self._unwanted) < MOST_UNWANTED:
-            self._unwanted.update(names)
+            self._unwanted |= dict.fromkeys(names)
         else:
             log.error("wrong replies stay in Valkey until they expire: it is away and too many wait to be deleted")
         self._queue = deque(pair for pair in self._queue if pair[0] not in self._unwanted)
@@ -127,7 +127,8 @@ class SharedReplies:
         names = [*self._unwanted][:QUEUE]
         reply = await self._writes.ask("UNLINK", *[NAMESPACE + name for name in names])
         if isinstance(reply, int):
-            self._unwanted.difference_update(names)
+            for name in names:
+                self._unwanted.pop(name, None)
         else:
             await self._pause(reply)
 
