@@ -29,20 +29,7 @@ NICE, MOST_GAPS = 10, 20
 def register(commands: Any) -> None:
     parser = commands.add_parser("index", help="add older blocks to the index of holdings and transfers")
     context.add_arguments(parser)
-    parser.add_argument(
-        "--chain",
-        required=True,
-        metavar="CHAIN",
-        help="chain or network, such as ethereum, ethereum-sepolia or base/mainnet",
-    )
-    parser.add_argument("--from", dest="first", type=block_number, metavar="N", help="first block")
-    parser.add_argument(
-        "--to",
-        dest="last",
-        type=block_number,
-        metavar="M",
-        help="last block (default: the block before the follower's first)",
-    )
+    add_blocks(parser, last="the block before the follower's first")
     parser.add_argument(
         "--contract", type=context.address, metavar="ADDRESS", help="index only events of this contract"
     )
@@ -63,7 +50,22 @@ def register(commands: Any) -> None:
     parser.set_defaults(run=lambda args: asyncio.run(run(args)))
 
 
-def block_number(text: str) -> int:
+def add_blocks(parser: argparse.ArgumentParser, *, last: str, first: int | None = None) -> None:
+    """Add the arguments for blocks of a network. `last` describes the default of `--to`, `first` is that of `--from`."""
+    parser.add_argument(
+        "--chain",
+        required=True,
+        metavar="CHAIN",
+        help="chain or network, such as ethereum, ethereum-sepolia or base/mainnet",
+    )
+    default = "" if first is None else f" (default: {first})"
+    parser.add_argument(
+        "--from", dest="first", type=_block_number, default=first, metavar="N", help=f"first block{default}"
+    )
+    parser.add_argument("--to", dest="last", type=_block_number, metavar="M", help=f"last block (default: {last})")
+
+
+def _block_number(text: str) -> int:
     """The type of an argument that is a block."""
     try:
         number = int(text, 0)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from proxy.chains.evm.address import checksum
 from proxy.commands import context
-from proxy.commands.index import block_number, network_of
+from proxy.commands.index import add_blocks, network_of
 from proxy.commands.progress import Progress, duration
 from proxy.core.iso_time import iso_of_unix
 from proxy.core.range_size import RangeSize
@@ -43,18 +43,7 @@ def register(commands: Any) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     export = actions.add_parser("export", help="write the transfers of a range of blocks to a file")
     context.add_arguments(export)
-    export.add_argument(
-        "--chain",
-        required=True,
-        metavar="CHAIN",
-        help="chain or network, such as ethereum, ethereum-sepolia or base/mainnet",
-    )
-    export.add_argument(
-        "--from", dest="first", type=block_number, default=0, metavar="N", help="first block (default: 0)"
-    )
-    export.add_argument(
-        "--to", dest="last", type=block_number, metavar="M", help="last block (default: the newest of the index)"
-    )
+    add_blocks(export, last="the newest of the index", first=0)
     export.add_argument("--format", choices=("csv", "parquet"), default="csv", help="format of the file (default: csv)")
     export.add_argument("--output", type=Path, required=True, metavar="FILE", help="the file; it must not exist")
     export.set_defaults(run=lambda args: asyncio.run(run(args)))
