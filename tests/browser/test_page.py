@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import datetime
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
@@ -14,16 +12,16 @@ import pytest
 from aiohttp import web
 from playwright.async_api import Browser, Page, Route, StorageState, expect
 
-from proxy.store.postgres.pool import Pool
 from proxy.store.postgres.refusals import RefusalStore, RefusedOperation
 from tests.browser.visitor import WAIT_MS, Site, Visitor
+from tests.database import pooled
 from tests.flows.upstream import echo, reply
 from tests.service import until
 
 expect.set_options(timeout=WAIT_MS)
 HOSTILE = '"><img src=x onerror=alert(1)><svg onload=alert(2)><script>alert(3)</script>'
 VIEWS = (
-    "overview", "errors", "requests", "webhooks", "policies", "explorer", "keys", "alerts", "account",
+    "overview", "errors", "requests", "webhooks", "policies", "addresses", "explorer", "keys", "alerts", "account",
     "account/security", "networks",
     "operator/overview", "operator/audit",
     "operator/upstreams", "operator/accounts", "operator/usage", "operator/errors", "operator/requests",
@@ -90,14 +88,6 @@ async def test_untrusted_text_is_never_parsed_as_markup_for_operators(operator: 
     assert await page.evaluate(MARKUP) == 0
     await upstream.get_by_role("button", name="Uncordon").click()
     await expect(upstream.get_by_role("button", name="Cordon", exact=False)).to_be_visible()
-
-
-@asynccontextmanager
-async def pooled(url: str) -> AsyncIterator[Pool]:
-    pool = Pool(url, size=1, acquire_timeout_s=5.0)
-    await pool.open()
-    yield pool
-    await pool.close()
 
 
 async def test_refusal_message_is_never_parsed_as_markup(holder: Visitor) -> None:
@@ -216,7 +206,7 @@ LOW = """() => [...document.querySelectorAll('button, a[href], select, input:not
 
 
 async def test_targets_on_a_phone_are_44_pixels_high(phone: Visitor) -> None:
-    for view in ("overview", "errors", "requests", "webhooks", "policies", "keys"):
+    for view in ("overview", "errors", "requests", "webhooks", "policies", "addresses", "keys"):
         await phone.open(view)
         assert await phone.page.evaluate(LOW) == [], view
 

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import itertools
 import re
 import subprocess
+import time
+from typing import Any
 
 import orjson
 from aiohttp import web
 from playwright.async_api import Page, expect
 
-from proxy.dev.funded_accounts import FUNDED
+from proxy.commands.index import BackfillReport
+from proxy.dev.funded_accounts import ALICE, FUNDED
+from proxy.services.follower.backfill import BackfillProgress
+from proxy.services.process_reports import ProcessReports
+from proxy.store.postgres.fleet import FleetStore
+from proxy.tasks import Tasks
 from tests.browser.visitor import WAIT_MS, Site, Visitor
+from tests.database import pooled
 from tests.flows.upstream import echo, reply
 from tests.service import until
 
@@ -536,11 +545,90 @@ async def test_operator_sees_the_fleet(operator: Visitor) -> None:
     await expect(connections).to_have_count(2)
 
 
+async def test_operator_sees_backfills(operator: Visitor) -> None:
+    url = orjson.loads((operator.site.service.data / "running.json").read_bytes())["database"]["url"]
+    progress = BackfillProgress(last=999, total=1000, done=450, block=449, transfers=9_000, calls=12)
+    shown = BackfillReport("ethereum/mainnet", progress, time.monotonic() - 10)
+    async with pooled(url) as pool:
+        reports = ProcessReports(FleetStore(pool), "backfill", backfills=lambda: [shown.values()])
+        tasks = Tasks()
+        tasks.start("process report", reports.run)
+        await operator.open("operator/fleet")
+        row = operator.page.get_by_role("table", name="Processes").get_by_role("row", name="Backfill")
+        await expect(row).to_contain_text("ethereum/mainnet: back-fill 45 %")
+        await expect(row).to_contain_text("transfers/s, 1 min left")
+        await tasks.close()
+        await reports.close()
+
+
 async def test_operator_sees_followers(operator: Visitor) -> None:
     await operator.open("operator/queues")
     await expect(operator.page.get_by_role("row", name="dev/mainnet")).to_contain_text("Following")
     await operator.open("operator/usage")
     await expect(operator.page.get_by_role("img", name="Requests: requests")).to_be_visible()
+
+
+async def test_address_shows_its_transfers_balances_and_nfts(holder: Visitor) -> None:
+    page, service = holder.page, holder.site.service
+    head = int((await (await service.rpc("eth_blockNumber", key="growth")).json())["result"], 16)
+
+    async def indexed() -> list[dict[str, Any]]:
+        status, reply = await service.send("GET", f"/transfers/dev-mainnet/{ALICE.address}?limit=100", key="growth")
+        return list(reply["transfers"]) if status == 200 and reply["block_number"] >= head else []
+
+    found = await until(indexed)
+    # Pages of five, so that there are several.
+    await page.route(
+        "**/v1/transfers/**limit=25*",
+        lambda route: route.continue_(url=route.request.url.replace("limit=25", "limit=5")),
+    )
+    await page.get_by_role("link", name="Addresses").click()
+    await holder.heading("Addresses").wait_for()
+    await page.get_by_label("Network").select_option("dev-mainnet")
+    await page.get_by_label("Address", exact=True).fill(ALICE.address)
+    await holder.button("Show").click()
+    table = page.get_by_role("table", name="Transfers", exact=True)
+    await expect(table.locator("tbody tr")).to_have_count(5)
+    await expect(table.locator("tbody tr").first).to_contain_text(found[0]["tx_hash"][-6:])
+    await expect(page.get_by_role("table", name="Balances")).to_contain_text("DUSD")
+    await expect(page.get_by_role("table", name="NFTs")).to_contain_text("Penstock Items")
+    pages = page.get_by_role("navigation", name="Pagination").first
+    await holder.button("Next", pages).click()
+    await expect(table.locator("tbody tr").first).to_contain_text(found[5]["tx_hash"][-6:])
+    await holder.button("Previous", pages).click()
+    await expect(table.locator("tbody tr").first).to_contain_text(found[0]["tx_hash"][-6:])
+
+    # Filters are in the address of the page, and apply to the file.
+    await page.get_by_label("Category").select_option("erc1155")
+    await holder.button("In").click()
+    wanted = [each for each in found if each["category"] == "erc1155" and each["direction"] == "in"]
+    await expect(table.locator("tbody tr")).to_have_count(len(wanted))
+    await page.reload()
+    await expect(table.locator("tbody tr")).to_have_count(len(wanted))
+    async with page.expect_download() as download:
+        await holder.button("Export CSV").click()
+    rows = [*csv.DictReader((await (await download.value).path()).read_text("utf-8").splitlines())]
+    assert [each["tx_hash"] for each in rows] == [each["tx_hash"] for each in wanted]
+    assert {each["to"] for each in rows} == {ALICE.address}
+    await page.get_by_label("Token contract").fill("nonsense")
+    await page.get_by_label("Token contract").blur()
+    await expect(page.get_by_role("alert")).to_contain_text("contract")
+
+    # The other address of a transfer has a page too.
+    await page.get_by_label("Token contract").fill("")
+    await page.get_by_label("Token contract").blur()
+    await holder.button("All").click()
+    await page.get_by_label("Category").select_option("")
+    other = next(each for each in found if each["direction"] == "out")["to"]
+    await table.get_by_role("link").filter(has_text=other[-6:]).first.click()
+    await expect(page.get_by_label("Address", exact=True)).to_have_value(other)
+
+
+async def test_address_page_needs_a_key_that_may_read_data(fresh_holder: Visitor) -> None:
+    await fresh_holder.open(f"addresses/dev-mainnet/{ALICE.address}")
+    await expect(fresh_holder.page.get_by_text("No key can read this")).to_be_visible()
+    await fresh_holder.open("addresses/nowhere/0x1")
+    await expect(fresh_holder.page.get_by_text("Network not found")).to_be_visible()
 
 
 async def test_account_is_exported_without_secrets(fresh_holder: Visitor) -> None:

@@ -72,6 +72,7 @@ const ICONS = {
   webhooks: "M8 3v6M16 3v6M5 9h14v3a7 7 0 0 1-14 0zM12 19v3",
   policies: "M5 21V5a2 2 0 0 1 2-2h6a2 2 0 0 1 2 2v16M3 21h14M8 7h4M15 11h2a2 2 0 0 1 2 2v3a1.5 1.5 0 0 0 3 0V9l-3-3",
   networks: "M12 3a9 9 0 1 0 0 18 9 9 0 0 0 0-18zM3 12h18M12 3c3 3 3 15 0 18M12 3c-3 3-3 15 0 18",
+  addresses: "M4 8h13M13 4l4 4-4 4M20 16H7M11 12l-4 4 4 4",
   explorer: "M4 6l6 6-6 6M12 19h8",
   upstreams: "M12 3v14M6 9l6-6 6 6M4 21h16",
   methods: "M4 4h6v6H4zM14 4h6v6h-6zM4 14h6v6H4zM14 14h6v6h-6z",

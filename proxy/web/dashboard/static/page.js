@@ -15,13 +15,14 @@ const VIEWS = {
   errors: { title: "Errors", client: "account", load: () => import("./views/errors.js"), group: "overview" },
   requests: { title: "Requests", client: "account", load: () => import("./views/requests.js") },
   networks: { title: "Networks", client: "account", load: () => import("./views/networks.js") },
+  addresses: { title: "Addresses", client: "account", load: () => import("./views/addresses.js") },
   explorer: { title: "Explorer", client: "any", load: () => import("./views/explorer.js") },
   alerts: { title: "Alerts", client: "account", load: () => import("./views/alerts.js") },
   account: { title: "Account", client: "account", load: () => import("./views/account.js") },
   operator: { title: "Operator", client: "admin", load: () => import("./views/operator.js") },
 };
 const GROUPS = [
-  ["API", ["overview", "networks", "requests", "webhooks", "policies", "explorer"]],
+  ["API", ["overview", "networks", "requests", "webhooks", "policies", "addresses", "explorer"]],
   ["Settings", ["keys", "alerts", "account"]],
 ];
 const OPERATOR_PAGES = { overview: "Overview", upstreams: "Upstreams", methods: "Methods", accounts: "Accounts", usage: "Usage", errors: "Errors", requests: "Requests", fleet: "Fleet", queues: "Queues", audit: "Audit log", announcements: "Announcements" };
