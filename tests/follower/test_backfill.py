@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,7 +27,7 @@ from proxy.tasks import Tasks
 from tests.chain_upstream import LittleChain, address
 from tests.database import connected
 from tests.follower.harness import NETWORK, PEPPER, FollowerHarness, everything, follower_harness
-from tests.service import command, until
+from tests.service import command, command_here, until
 
 COIN, ART = address(100), address(101)
 START = 90
@@ -200,6 +201,31 @@ async def test_command_deletes_the_whole_index(database: str, tmp_path: Path) ->
         assert code == 0, output
         assert await harness.indexed() == {}
         assert await harness.cursor() is None
+
+
+async def test_top_shows_a_backfill_under_way(database: str, tmp_path: Path) -> None:
+    async with followed(database) as harness:
+        config = settings_file(harness, tmp_path / "penstock.toml")
+        words = ("--config", config, "--chain", NETWORK, "--from", "0", "--calls-per-second", "2")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "proxy", "index", *words, stdout=asyncio.subprocess.DEVNULL
+        )
+
+        async def is_shown() -> bool:
+            done = await asyncio.to_thread(command_here, "top", "--once", "--config", config)
+            assert done.returncode == 0, done.stderr
+            lines = [line.split() for line in done.stdout.splitlines()]
+            heads = [line for line in lines if line[:3] == ["network", "block", "done"]]
+            rows = [line for line in lines if line[:1] == [NETWORK]]
+            # The total is known: it has begun.
+            return bool(heads and rows and rows[0][heads[0].index("total")] == str(START))
+
+        try:
+            await until(is_shown, within_s=60.0, every_s=0.2)
+            assert process.returncode is None
+        finally:
+            process.kill()
+            await process.wait()
 
 
 class SlowSink(HoldingsSink):

@@ -11,7 +11,9 @@ from proxy.services.rpc import traces
 from proxy.store.postgres import trace_jobs
 from tests.follower.event_harness import A, B, EventHarness, with_transaction
 from tests.follower.harness import NETWORK
+from tests.rpc_harness import rpc_harness
 from tests.rpc_upstreams import Refused
+from tests.web.worker import on_uvloop
 
 
 async def test_block_dropped_before_it_is_traced_makes_no_events(harness: EventHarness) -> None:
@@ -90,6 +92,32 @@ async def test_upstream_that_cannot_trace_blocks_is_called_with_another_method(
     await harness.mine([])
     assert await harness.events.tracer.trace()
     assert repr(harness.events.tracer).endswith("by _by_tracer>>")
+
+
+@on_uvloop
+async def test_oldest_blocks_of_arbitrum_are_traced_by_its_own_method() -> None:
+    def refuse(_: list[Any]) -> Any:
+        raise Refused(-32601, "the method does not exist/is not available")
+
+    name = bytes.fromhex("ab" * 32)
+    trace = {
+        "type": "call",
+        "traceAddress": [0],
+        "transactionHash": "0x" + "79" * 32,
+        "blockHash": "0x" + name.hex(),
+        "action": {"callType": "call", "from": "0x" + A.hex(), "to": "0x" + B.hex(), "value": "0x9"},
+    }
+    async with rpc_harness(1, network="arbitrum/mainnet") as harness:
+        answers = harness.upstreams[0].answers
+        answers |= dict.fromkeys(("debug_traceBlockByHash", "trace_block"), refuse)
+        answers["arbtrace_block"] = lambda params: [trace] if params == ["0x5"] else None
+        reader = traces.TraceReader(harness.route.network, harness.worker.app.plane.internal_calls)
+        (found,) = await reader.calls(5, name)
+        assert (found.sender, found.recipient, found.value) == (A, B, 9)
+        # It is tried first from now on.
+        await reader.calls(5, name)
+        assert harness.count("arbtrace_block") == 2
+        assert harness.count("trace_block") == 1
 
 
 async def tries(harness: EventHarness) -> list[int]:
