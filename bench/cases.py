@@ -15,7 +15,7 @@ from bench.loaders import MARKER, Generator, Target
 Kind = Literal[
     "rate", "bytes", "latency", "workers", "idle", "cached", "admission", "fanout", "turn", "sockets", "filters", "index",
     "pages", "balances", "sponsor", "matching", "delivery", "usage", "faults", "overload",
-    "attacks", "cpu", "mixed", "hedge", "records", "verify", "packed", "spans", "paired", "costs",
+    "attacks", "cpu", "mixed", "hedge", "records", "verify", "packed", "spans", "paired", "costs", "transfers",
 ]  # fmt: skip
 
 ALL = ("nginx", "nginx+lua", "haproxy", "relay", "plain", "penstock")
@@ -45,6 +45,9 @@ NO_VALKEY = "without Valkey"
 NO_TRACES = "without traces"
 # The same call without verification.
 NOT_VERIFIED = "not verified"
+# Penstock's own p99 without a back-fill, and the page of an address with ten transfers.
+NO_BACKFILL = "without the back-fill"
+FEW_TRANSFERS = "ten transfers"
 # aiohttp's client posting the same bodies: no database, no signatures.
 BARE_CLIENT = "bare client"
 HUGE = 2 * 1024 * 1024
@@ -568,6 +571,24 @@ CASES = (
         unit="ms in Postgres",
         candidates=ALONE,
         aims=(at_most(5.0, "balances"), at_most(5.0, "owned")),
+    ),
+    Case(
+        "transfers",
+        "history of transfers",
+        kind="transfers",
+        unit="transfers/s",
+        candidates=ALONE,
+        aims=(
+            Aim(0.4, over="copy", figure="ranges"),
+            Aim(0.4, over="copy", figure="blocks"),
+            Aim(5.0, over="ponder", figure="backfill"),
+            Aim(0.5, over="cryo", figure="backfill"),
+            at_most(220.0, "bytes"),
+            at_most(5.0, "page"),
+            Aim(2.0, at_most=True, over=FEW_TRANSFERS, figure="page"),
+            at_most(1.0, "late"),
+            Aim(1.5, at_most=True, over=NO_BACKFILL, figure="calls"),
+        ),
     ),
     Case(
         "balances",

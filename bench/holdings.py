@@ -7,8 +7,9 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -24,6 +25,8 @@ BLOCKS, LOGS = 201, 300  # the first block is empty
 EVENTS = (BLOCKS - 1) * LOGS
 # How many of the blocks are read one by one: none in range mode, all in block mode.
 MODES = {"ranges": 1, "blocks": BLOCKS}
+# The candidates, and the names of their times.
+TIMES = {"penstock": "took", "copy": "copied", "binary copy": "binary"}
 ROOT = Path(__file__).parent.parent
 TOOLS = Path(__file__).parent / "tools"
 ROWS = 10_000_000
@@ -31,34 +34,45 @@ LOOKS = 200
 TIME = re.compile(r"Execution Time: ([0-9.]+) ms")
 
 
-def rates(workdir: Path, cpus: Sequence[int], rounds: int) -> dict[str, list[dict[str, float]]]:
-    """Return events per second by mode and round, for Penstock and for a bare COPY.
+def rates(
+    workdir: Path, cpus: Sequence[int], rounds: int, *, kind: str = "holdings"
+) -> dict[str, list[dict[str, float]]]:
+    """Return events per second by mode and round: Penstock's, those of the driver's COPY of the same rows, and those of a COPY
+    of rows that are encoded already; each also per CPU second. `kind`: see `tools/follow.py`.
 
     Follower and Postgres share the first core; the stub has another.
     """
     try:
-        return asyncio.run(_rates(workdir, cpus, rounds))
+        return asyncio.run(_rates(workdir, cpus, rounds, kind))
     except StartError as error:
         raise StartFailed(str(error)) from error
 
 
-async def _rates(workdir: Path, cpus: Sequence[int], rounds: int) -> dict[str, list[dict[str, float]]]:
+async def _rates(workdir: Path, cpus: Sequence[int], rounds: int, kind: str) -> dict[str, list[dict[str, float]]]:
     found: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
-    with _stub(cpus[-1]) as port:
-        postgres = await _postgres(workdir, "index")
+    with chain_stub(BLOCKS, LOGS, cpus=cpus[-1:]) as chain:
+        postgres = await postgres_in(workdir, "index")
         try:
             assert postgres.child.process is not None
             machine.pin(postgres.child.process.pid, [cpus[0]])
             for _ in range(rounds):
                 for mode, keep in MODES.items():
-                    result = await asyncio.to_thread(_follow, postgres.url, port, keep, cpus[0])
-                    found[mode].append({"penstock": EVENTS / result["took_s"], "copy": EVENTS / result["copied_s"]})
+                    arguments = (postgres.url, str(chain.port), str(BLOCKS), str(keep), kind)
+                    result = await asyncio.to_thread(_follow, arguments, cpus[0])
+                    found[mode].append(
+                        {
+                            f"{name}{unit}": EVENTS / result[f"{member}{unit}_s"]
+                            for name, member in TIMES.items()
+                            for unit in ("", "_cpu")
+                        }
+                    )
         finally:
             await postgres.child.stop()
     return found
 
 
-async def _postgres(workdir: Path, name: str) -> Postgres:
+async def postgres_in(workdir: Path, name: str) -> Postgres:
+    """A new Postgres that runs."""
     sockets = workdir / f"{name}-sockets"
     sockets.mkdir(exist_ok=True)
     postgres = Postgres(workdir / f"{name}-postgres", sockets, workdir / f"{name}-postgres.log")
@@ -66,21 +80,37 @@ async def _postgres(workdir: Path, name: str) -> Postgres:
     return postgres
 
 
+@dataclass(frozen=True, slots=True)
+class ChainStub:
+    """A running `tools/chain.py`. `began`: when its first live block was due, less the time between two."""
+
+    port: int
+    began: float
+    pid: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
 @contextmanager
-def _stub(cpu: int) -> Iterator[int]:
-    argv = ["taskset", "-c", str(cpu), sys.executable, str(TOOLS / "chain.py"), str(BLOCKS), str(LOGS)]
+def chain_stub(blocks: int, logs: int, *live: float, cpus: Iterable[int]) -> Iterator[ChainStub]:
+    """`live`: the rest of the tool's arguments."""
+    words = [str(each) for each in (blocks, logs, *live)]
+    argv = ["taskset", "-c", ",".join(map(str, cpus)), sys.executable, str(TOOLS / "chain.py"), *words]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as stub:
         try:
             assert stub.stdout is not None
-            yield int(stub.stdout.readline())
+            port, began = stub.stdout.readline().split()
+            yield ChainStub(int(port), float(began), stub.pid)
         finally:
             stub.kill()
 
 
-def _follow(url: str, port: int, keep: int, cpu: int) -> dict[str, float]:
-    argv = ["taskset", "-c", str(cpu), sys.executable, str(TOOLS / "follow.py"), url, str(port), str(BLOCKS), str(keep)]
+def _follow(arguments: Sequence[str], cpu: int) -> dict[str, float]:
+    argv = ["taskset", "-c", str(cpu), sys.executable, str(TOOLS / "follow.py"), *arguments]
     done = subprocess.run(
-        argv, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, timeout=120, check=False
+        argv, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, timeout=300, check=False
     )
     if done.returncode:
         raise StartFailed(done.stderr.decode()[-2000:])
@@ -110,7 +140,7 @@ def page_times(workdir: Path, rows: int = ROWS) -> dict[str, dict[str, float]]:
 
 
 async def _page_times(workdir: Path, rows: int) -> dict[str, dict[str, float]]:
-    postgres = await _postgres(workdir, "pages")
+    postgres = await postgres_in(workdir, "pages")
     try:
         connection = await asyncpg.connect(postgres.url)
         await migrate.migrate(connection)

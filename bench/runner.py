@@ -29,6 +29,7 @@ from bench import (
     sockets,
     spans,
     sponsor,
+    transfers,
     usage,
     verified,
 )
@@ -37,9 +38,11 @@ from bench.cases import (
     ALL_HEALTHY,
     BARE_CLIENT,
     FEW_ADDRESSES,
+    FEW_TRANSFERS,
     LIMITED_AT_ONCE,
     LIMITED_MS,
     NO_ATTACK,
+    NO_BACKFILL,
     NO_SOCKETS,
     NO_TRACES,
     NOT_VERIFIED,
@@ -406,6 +409,69 @@ class Runner:
             title = f"{case.title}: {page}, p99 (median {times['median']:.2f} ms)"
             self.figures.append(Figure(case, f"{case.name}/{page}", title, case.unit, rows, aims))
 
+    def _run_transfers(self, case: Case) -> None:
+        """How fast the history is written, by the follower and by a back-fill, how large and fast to read it is, and what a
+        back-fill costs the follower and calls."""
+        self.candidates.keep_only(set())
+        rates = holdings.rates(self.workdir, (self.layout.service[0], self.layout.load), self.rounds, kind="history")
+        for mode, rounds in rates.items():
+            rows = {
+                name: Row([each[name] for each in rounds], note=_per_cpu_second(name, rounds))
+                for name in holdings.TIMES
+            }
+            method = (
+                "follower and Postgres on one core; copy: by the driver; binary copy: of rows that are encoded already"
+            )
+            self._show_part(case, mode, f"with holdings, in {mode}", case.unit, rows, method)
+        self._run_backfills(case)
+        self._run_beside_backfill(case)
+        pages = transfers.page_times(self.workdir)
+        rows = {FEW_TRANSFERS if name == "10" else name: Row([times["p99"]]) for name, times in pages.items()}
+        rows["penstock"] = Row([max(times["p99"] for times in pages.values())])
+        title = f"page of {transfers.PAGE} of an address among {transfers.ROWS:,} transfers, p99; penstock: the slowest address"
+        self._show_part(case, "page", title, "ms in Postgres", rows)
+
+    def _run_backfills(self, case: Case) -> None:
+        done = [transfers.backfill(self.workdir) for _ in range(self.rounds)]
+        rows = {"penstock": Row([each.rate for each in done], note=str(done[-1]))}
+        for name, found in (transfers.others(self.workdir) if self.peers else {}).items():
+            if isinstance(found, str):
+                self.skip(f"{case.name}: {name}", found)
+            else:
+                rows[name] = Row([found.rate] * self.rounds, note=str(found))
+        title = f"back-fill of {transfers.BLOCKS:,} blocks of {transfers.LOGS} logs, end to end on two cores"
+        self._show_part(case, "backfill", title, "logs/s", rows)
+        self._show_part(case, "bytes", "with indexes", "bytes each", {"penstock": Row([done[-1].bytes_each])})
+
+    def _run_beside_backfill(self, case: Case) -> None:
+        delays = transfers.lateness(self.workdir)
+        rows = {NO_BACKFILL: Row([max(delays["alone"])]), "penstock": Row([max(delays["beside"])])}
+        title = f"latest block of the follower beside a back-fill, {transfers.LIVE_LOGS:,} transfers in each block"
+        self._show_part(case, "late", title, "s late", rows)
+        target = self._ready(case).get("penstock")
+        if target is None:
+            return
+        load = Load(case.template(target), case.expect, case.connections, max(self.seconds, ALONE_S), rate=BESIDE_RATE)
+
+        def p99() -> float:
+            return measure(load, target, self.layout, workdir=self.workdir).p99_us
+
+        alone, beside = [], []
+        for _ in range(self.rounds):
+            alone.append(p99())
+            with transfers.under_way(self.workdir, self.layout.service, self.layout.load):
+                beside.append(p99())
+        method = (
+            f"{BESIDE_RATE:,} calls/s; the back-fill is on the service's core, its database and upstream on the other"
+        )
+        rows = {NO_BACKFILL: Row(alone), "penstock": Row(beside)}
+        self._show_part(case, "calls", "p99 of calls beside a back-fill", "µs (p99)", rows, method)
+
+    def _show_part(self, case: Case, name: str, title: str, unit: str, rows: dict[str, Row], method: str = "") -> None:
+        """One of several figures of a case."""
+        aims = tuple(aim for aim in case.aims if aim.figure == name)
+        self._show(Figure(case, f"{case.name}/{name}", f"{case.title}: {title}", unit, rows, aims, method))
+
     def _run_balances(self, case: Case) -> None:
         self.candidates.keep_only(set())
         found = balances.figures(self.workdir, (self.layout.service[0], self.layout.load))
@@ -683,6 +749,7 @@ RUNS: Mapping[Kind, Callable[[Runner, Case], None]] = {
     "admission": Runner._run_admission,
     "index": Runner._run_index,
     "pages": Runner._run_pages,
+    "transfers": Runner._run_transfers,
     "balances": Runner._run_balances,
     "sponsor": Runner._run_sponsor,
     "delivery": Runner._run_delivery,
@@ -702,6 +769,10 @@ RUNS: Mapping[Kind, Callable[[Runner, Case], None]] = {
     "filters": Runner._run_filters,
     "costs": Runner._run_costs,
 }
+
+
+def _per_cpu_second(name: str, rounds: Sequence[Mapping[str, float]]) -> str:
+    return f"{median(each[f'{name}_cpu'] for each in rounds):,.0f} per CPU second"
 
 
 def _rotated(names: Sequence[str], by: int) -> list[str]:

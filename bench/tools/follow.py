@@ -1,9 +1,14 @@
-"""Follow a stub chain to its head and print the time taken, next to a bare COPY of the same rows into like tables."""
+"""Follow a stub chain to its head and print the time taken, next to a bare COPY of the same rows into like tables.
 
+`follow.py DATABASE PORT BLOCKS KEEP SINKS`, where SINKS is `holdings`, or `history` for holdings and the history of transfers.
+"""
+
+import io
 import json
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +21,14 @@ from proxy.settings import load, load_tables
 from proxy.store.postgres import migrate
 
 NETWORK = "ethereum/mainnet"
-# For each table that the follower writes: how to read it, and how to create one like it.
-KEPT = {
-    "bare_tokens": ("select * from token_holdings", "create table bare_tokens (like token_holdings including all)"),
-    "bare_nfts": ("select * from nft_holdings", "create table bare_nfts (like nft_holdings including all)"),
+# The tables that each kind of index writes.
+TABLES = {
+    "holdings": ("token_holdings", "nft_holdings"),
+    "history": ("token_holdings", "nft_holdings", "transfer_blocks", "transfers"),
 }
 
 
-async def main(database: str, port: int, blocks: int, keep: int) -> None:
+async def main(database: str, port: int, blocks: int, keep: int, kind: str) -> None:
     """`keep`: the number of blocks below the head that are read one by one and can be undone."""
     connection = await asyncpg.connect(database)
     await connection.execute("drop schema public cascade; create schema public")
@@ -36,16 +41,20 @@ async def main(database: str, port: int, blocks: int, keep: int) -> None:
     running = Background(load(environ={}, overrides=over), load_tables())
     await running.open()
     route = running.networks.routes[NETWORK]
-    following = NetworkFollower(running.reader(route), running.blocks, running.sinks, start=0, keep=keep)
+    sinks = [*running.sinks, running.transfers(route)] if kind == "history" else running.sinks
+    following = NetworkFollower(running.reader(route, sinks), running.blocks, sinks, start=0, keep=keep)
     following.keep = keep
     async with running.blocks.lead(NETWORK) as term:
         ours, began = Spent(term._connection.get_server_pid()), time.perf_counter()
         await following.step(term)
         took_s, cpu_s = time.perf_counter() - began, ours.so_far()
     assert following.cursor.number == blocks - 1
-    copied_s, copied_cpu_s = await _copy(connection)
+    found = {"took_s": took_s, "took_cpu_s": cpu_s}
+    for name, copy in {"copied": _copy_records, "binary": _copy_binary}.items():
+        spent = [await _copy(connection, copy, table) for table in TABLES[kind]]
+        found |= {f"{name}_s": sum(each[0] for each in spent), f"{name}_cpu_s": sum(each[1] for each in spent)}
     await running.close()
-    print(json.dumps({"took_s": took_s, "cpu_s": cpu_s, "copied_s": copied_s, "copied_cpu_s": copied_cpu_s}))
+    print(json.dumps(found))
     await connection.close()
 
 
@@ -64,18 +73,31 @@ class Spent:
         return self._now() - self._before
 
 
-async def _copy(connection: Any) -> tuple[float, float]:
-    took_s = cpu_s = 0.0
-    for table, (read, create) in KEPT.items():
-        rows = [tuple(row) for row in await connection.fetch(read)]
-        await connection.execute(create)
-        spent, began = Spent(connection.get_server_pid()), time.perf_counter()
-        await connection.copy_records_to_table(table, records=rows)
-        took_s += time.perf_counter() - began
-        cpu_s += spent.so_far()
-    return took_s, cpu_s
+async def _copy(connection: Any, prepare: Any, table: str) -> tuple[float, float]:
+    """Seconds, and seconds of CPU time, for a COPY into an empty table of the same shape."""
+    await connection.execute(f"create table bare (like {table} including all)")
+    copy = await prepare(connection, table)
+    spent, began = Spent(connection.get_server_pid()), time.perf_counter()
+    await copy()
+    found = time.perf_counter() - began, spent.so_far()
+    await connection.execute("drop table bare")
+    return found
+
+
+async def _copy_records(connection: Any, table: str) -> Any:
+    """The driver encodes each row."""
+    rows = [tuple(row) for row in await connection.fetch(f"table {table}")]
+    return partial(connection.copy_records_to_table, "bare", records=rows)
+
+
+async def _copy_binary(connection: Any, table: str) -> Any:
+    """The rows are encoded already: only Postgres works."""
+    rows = io.BytesIO()
+    await connection.copy_from_query(f"table {table}", output=rows, format="binary")
+    rows.seek(0)
+    return partial(connection.copy_to_table, "bare", source=rows, format="binary")
 
 
 if __name__ == "__main__":
-    database, port, blocks, keep = sys.argv[1:]
-    uvloop.run(main(database, int(port), int(blocks), int(keep)))
+    database, port, blocks, keep, kind = sys.argv[1:]
+    uvloop.run(main(database, int(port), int(blocks), int(keep), kind))
