@@ -1,7 +1,7 @@
 """The events of a simulation with their times: two runs are the same if their digests are.
 
 Events on the wire (bytes that arrived, connections that ended) count towards the digest. Events that mean something to a reader
-(calls, replies, blocks, faults) are also kept for the timeline.
+(calls, replies, blocks, faults) do so too, and can be kept for the timeline.
 """
 
 from __future__ import annotations
@@ -33,12 +33,17 @@ class History:
         self._lines: list[str] = []
         self._wire: list[str] | None = None
         self.events: list[Event] = []
-        self.count = 0
+        self._keeps_events = False
+        self._hashed = 0
         # How often each kind of fault struck, and each kind of thing was tried: shows what a set of seeds covers.
         self.coverage: Counter[str] = Counter()
 
     def __repr__(self) -> str:
-        return f"<History of {self.count} events, {self.digest}>"
+        return f"<History of {self._hashed + len(self._lines)} events, {self.digest}>"
+
+    def keep_events(self) -> None:
+        """Keep the events that mean something to a reader."""
+        self._keeps_events = True
 
     def keep_wire(self) -> None:
         """Keep the events on the wire too, to compare two runs line by line."""
@@ -59,11 +64,14 @@ class History:
         return self._digest.hexdigest()
 
     def wire(self, who: str, what: str, data: bytes = b"") -> None:
-        self._add(f"{self._clock.ns} {who} {what} {len(data)} {crc32(data):08x}")
+        self._lines.append(f"{self._clock.ns} {who} {what} {len(data)} {crc32(data)}")
+        if len(self._lines) >= HASHED_TOGETHER:
+            self._hash()
 
     def note(self, who: str, what: str) -> None:
-        self._add(f"{self._clock.ns} {who} {what}")
-        self.events.append(Event(self._clock.elapsed_s, who, what))
+        self._lines.append(f"{self._clock.ns} {who} {what}")
+        if self._keeps_events:
+            self.events.append(Event(self._clock.elapsed_s, who, what))
 
     def fault(self, who: str, kind: str, detail: str = "") -> None:
         """A fault that the simulation has caused."""
@@ -73,14 +81,9 @@ class History:
     def covers(self, kind: str) -> None:
         self.coverage[kind] += 1
 
-    def _add(self, line: str) -> None:
-        self.count += 1
-        self._lines.append(line)
-        if self._wire is not None:
-            self._wire.append(line)
-        if len(self._lines) >= HASHED_TOGETHER:
-            self._hash()
-
     def _hash(self) -> None:
         self._digest.update("".join(self._lines).encode())
+        if self._wire is not None:
+            self._wire += self._lines
+        self._hashed += len(self._lines)
         self._lines.clear()

@@ -160,6 +160,10 @@ class MemoryNetwork:
     def is_cut(self, one: str, other: str) -> bool:
         return (one, other) in self._cuts
 
+    @property
+    def has_any_cut(self) -> bool:
+        return bool(self._cuts)
+
     def has_cuts(self, host: str) -> bool:
         """Whether the host is cut off from any other."""
         return any(host in pair for pair in self._cuts)
@@ -213,6 +217,7 @@ class _Pipe:
 
     def __init__(self, net: MemoryNetwork, server: Address) -> None:
         self._net, self._server, self._sky = net, server, net.sky(server)
+        self._rng, self._loop = net.rng, net.loop
         self._window = net.rng.choice(WINDOWS)
         # Bytes that the window has no room for, segments that travel, and segments that the receiver has not read.
         self._waiting: deque[bytes] = deque()
@@ -249,7 +254,7 @@ class _Pipe:
 
     def send(self) -> None:
         """Put into flight what the window has room for."""
-        rng, split, waiting = self._net.rng, self._sky.weather.split, self._waiting
+        rng, split, waiting = self._rng, self._sky.weather.split, self._waiting
         # A window that is almost full is left alone: otherwise it would stay so, and the segments would be tiny.
         while waiting and (room := self._window - self.unread) >= min(self._window // 2, self.waiting_bytes):
             data = waiting.popleft()
@@ -268,7 +273,7 @@ class _Pipe:
         self.sender.flushed()
 
     def _launch(self, segment: bytes | None) -> None:
-        rng, weather, loop = self._net.rng, self._sky.weather, self._net.loop
+        rng, weather, loop = self._rng, self._sky.weather, self._loop
         shortest_s, longest_s = weather.latency_s
         delay_s = shortest_s + (longest_s - shortest_s) * rng.random()
         if weather.stall and rng.random() < weather.stall:
@@ -281,7 +286,7 @@ class _Pipe:
     def _arrive(self) -> None:
         if not self._flight or self._is_frozen:
             return
-        if self._net.is_cut(self.sender.host, self.receiver.host):
+        if self._net.has_any_cut and self._net.is_cut(self.sender.host, self.receiver.host):
             self._when_mended(self._arrive)
             return
         segment = self._flight.popleft()
@@ -296,7 +301,10 @@ class _Pipe:
 
     def _is_struck(self) -> bool:
         """Whether the connection broke under this segment."""
-        weather, draw = self._sky.weather, self._net.rng.random()
+        weather = self._sky.weather
+        if not weather.reset and not weather.freeze:
+            return False
+        draw = self._rng.random()
         if draw < weather.reset:
             self._net.fault(self._server, self.sender.name, "connection reset")
             self.receiver.fail()

@@ -104,6 +104,10 @@ FORK_FOUND_S = 6.0
 CALM_AGE_BLOCKS = 3
 
 
+# All keys and all marks of accounts begin with these: large replies are searched for them only.
+KEY_PREFIX, MARK_PREFIX = b"svc_live_", b"acc000"
+
+
 class SeenBlocks:
     """The newest block that replies to a key have named, for each network and gateway, and since when."""
 
@@ -148,6 +152,8 @@ class Account:
 
     def __post_init__(self) -> None:
         self.key_bytes, self.mark_bytes = self.key.encode(), self.mark.encode()
+        assert self.key_bytes.startswith(KEY_PREFIX)
+        assert self.mark_bytes.startswith(MARK_PREFIX)
 
     def __repr__(self) -> str:
         return f"<Account {self.name} {self.requests_per_second}/s>"
@@ -665,9 +671,14 @@ class Oracle:
             self.violate("deadline", f"{call!r} gave up after {call.done_s - call.sent_s:.3f} of {limit_s:.3f} s")
 
     def _check_strangers(self, account: Account, body: bytes) -> None:
-        for other in self.accounts:
-            if other is not account and (other.mark_bytes in body or other.key_bytes in body):
-                self.violate("stranger", f"a reply to {account!r} shows something of {other!r}: {body[:200]!r}")
+        for prefix, size in ((MARK_PREFIX, len(account.mark)), (KEY_PREFIX, len(account.key))):
+            at = body.find(prefix)
+            while at >= 0:
+                found = body[at : at + size]
+                for other in self.accounts if found not in (account.mark_bytes, account.key_bytes) else ():
+                    if found in (other.mark_bytes, other.key_bytes):
+                        self.violate("stranger", f"a reply to {account!r} shows something of {other!r}: {body[:200]!r}")
+                at = body.find(prefix, at + 1)
 
     def _check_refusal(self, call: Call) -> None:
         """A bucket holds a second's worth. Anything taken more than a second ago has been refilled."""

@@ -6,6 +6,7 @@ A seed that fails is shrunk: parts of its scenario are left out one after the ot
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import pickle
 import select
@@ -89,6 +90,9 @@ class Simulator:
             raise SystemExit(f"{found} was imported: compile the program with `python -m proxy compile`")
         self._seams.imported()
         Gateway.preload()
+        # Collections of garbage need not look at the program itself, which stays.
+        gc.collect()
+        gc.freeze()
 
     def __repr__(self) -> str:
         return f"<Simulator {self._seams!r}>"
@@ -100,13 +104,13 @@ class Simulator:
 
         began = seams.cpu_s()
         world = World(loaded(scenario_of(job.seed), job.load).leaving_out(job.without), self._seams)
+        if job.keeps_events:
+            world.history.keep_events()
         if job.keeps_wire:
             world.history.keep_wire()
         outcome = world.run()
-        run = Run(job, outcome, cpu_s=seams.cpu_s() - began, lines=world.history.lines)
-        if job.keeps_events:
-            run.events = world.history.events
-        return run
+        history = world.history
+        return Run(job, outcome, cpu_s=seams.cpu_s() - began, events=history.events, lines=history.lines)
 
     def run_all(self, jobs: Iterable[Job], processes: int) -> Iterator[Run]:
         """Run the jobs, each in a process of its own, a few at a time. The results come in no particular order."""

@@ -18,8 +18,10 @@ from tests.simulation.oracle import CALL_TIMEOUT_S, HARDLY, Account, Call, Oracl
 # A client gives up on a reply after this time. The service must have replied by then, whatever its upstreams do.
 PATIENCE_S = CALL_TIMEOUT_S + 20.0
 DIGITS = "0123456789abcdef"
-# A stream reads twice as many bytes before its client takes them. With more, the service would not notice slow clients.
-READS_AHEAD = 1 << 14
+# Bytes that arrive before the client takes them. With more, the service would not notice slow clients.
+READS_AHEAD = 1 << 15
+# A slow client takes this many at a time.
+READS_AT_ONCE = 1 << 14
 # Calls that are repeated at the end, of each account and network.
 MOST_AUDITED = 40
 
@@ -48,52 +50,122 @@ def address_of(client: str) -> str:
     return f"10.1.0.{int(client.rpartition(' ')[2])}"
 
 
-class Connection:
-    """One connection of a client."""
+class Connection(asyncio.Protocol):
+    """One connection of a client. It stops reading while the client does not take what has arrived: `READS_AHEAD`."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
+    _transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._more: asyncio.Future[None] | None = None
+        self._has_ended = self._is_paused = False
+        self._failure: Exception | None = None
+
+    def __repr__(self) -> str:
+        return f"<Connection with {len(self._buffer)} bytes that were not taken>"
+
+    # For the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        self._wake()
+        if len(self._buffer) > READS_AHEAD and not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        self._has_ended = True
+        self._wake()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._has_ended, self._failure = True, exc
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._more is not None and not self._more.done():
+            self._more.set_result(None)
+
+    # For the client
 
     def write(self, data: bytes) -> None:
-        self._writer.write(data)
+        self._transport.write(data)
 
     def close(self) -> None:
-        self._writer.close()
+        self._transport.close()
 
     def abort(self) -> None:
-        self._writer.transport.abort()
+        self._transport.abort()
 
     async def reply(self, pause_s: Callable[[], float] | None = None) -> tuple[int, dict[str, str], bytes]:
         """The next reply. `pause_s`: how long to wait between the parts of a large body."""
-        lines = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
+        lines = (await self._until(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
         headers: dict[str, str] = dict([line.split(": ", 1) for line in lines[1:-2]])
         status = int(lines[0].split(" ")[1])
         if headers.get("transfer-encoding") != "chunked":
             size = 0 if status == 101 else int(headers.get("content-length", "0"))
             return status, headers, await self._body(size, pause_s)
         parts = []
-        while size := int(await self._reader.readuntil(b"\r\n"), 16):
+        while size := int(await self._until(b"\r\n"), 16):
             parts.append(await self._body(size, pause_s))
-            await self._reader.readexactly(2)
-        await self._reader.readexactly(2)
+            await self._exactly(2)
+        await self._exactly(2)
         return status, headers, b"".join(parts)
 
     async def frame(self) -> tuple[int, bytes]:
         """The next frame of a WebSocket: its opcode and its payload."""
-        first, size = await self._reader.readexactly(2)
+        first, size = await self._exactly(2)
         if size >= 126:
-            size = int.from_bytes(await self._reader.readexactly(2 if size == 126 else 8), "big")
-        return first & 0x0F, await self._reader.readexactly(size)
+            size = int.from_bytes(await self._exactly(2 if size == 126 else 8), "big")
+        return first & 0x0F, await self._exactly(size)
 
     async def _body(self, size: int, pause_s: Callable[[], float] | None) -> bytes:
         if pause_s is None or size <= 4096:
-            return await self._reader.readexactly(size)
+            return await self._exactly(size)
         parts = []
         while size:
-            parts.append(await self._reader.readexactly(min(size, 16_384)))
+            parts.append(await self._exactly(min(size, READS_AT_ONCE)))
             size -= len(parts[-1])
             await asyncio.sleep(pause_s())
         return b"".join(parts)
+
+    async def _until(self, end: bytes) -> bytes:
+        while (at := self._buffer.find(end)) < 0:
+            await self._wait()
+        return self._taken(at + len(end))
+
+    async def _exactly(self, size: int) -> bytes:
+        # A large body is collected in parts, as a client that takes them would.
+        parts = []
+        while len(self._buffer) < size:
+            if self._buffer:
+                size -= len(self._buffer)
+                parts.append(self._taken(len(self._buffer)))
+            await self._wait()
+        last = self._taken(size)
+        return b"".join([*parts, last]) if parts else last
+
+    def _taken(self, size: int) -> bytes:
+        found = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        if self._is_paused and len(self._buffer) <= READS_AHEAD:
+            self._is_paused = False
+            self._transport.resume_reading()
+        return found
+
+    async def _wait(self) -> None:
+        """Wait for more data."""
+        if self._has_ended:
+            raise self._failure or ConnectionResetError("the service has closed the connection")
+        self._more = asyncio.get_running_loop().create_future()
+        try:
+            await self._more
+        finally:
+            self._more = None
 
 
 class SimClient:
@@ -116,20 +188,20 @@ class SimClient:
         while loop.time() < self._ends_s:
             self._open = []
             try:
-                reader, writer = await asyncio.open_connection(
-                    *self._terms.gateway, local_addr=(address_of(self.name), 0), limit=READS_AHEAD
+                _, connection = await loop.create_connection(
+                    Connection, *self._terms.gateway, local_addr=(address_of(self.name), 0)
                 )
             except ConnectionError:
                 await asyncio.sleep(0.1)
                 continue
-            await self._use(Connection(reader, writer))
+            await self._use(connection)
 
     async def _use(self, connection: Connection) -> None:
         loop = asyncio.get_running_loop()
         try:
             while loop.time() < self._ends_s:
                 await self._talk(connection)
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except ConnectionError:
             for call in self._open:
                 self._oracle.lost(call)
             await asyncio.sleep(0.05)

@@ -168,7 +168,7 @@ class _Socket:
                 elif opcode == TEXT:
                     self._receive(orjson.loads(payload))
                 await self._client.doze()
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except ConnectionError:
             self.is_lost = True
 
     def _receive(self, message: Any) -> None:
