@@ -24,7 +24,8 @@ seed pass. Each rule has a name, which a failing seed reports:
 | `charge` | the price of a reply is the list price, and usage is the sum of what was served |
 | `deadline` | every call ends in time |
 | `stranger` | nothing of one account in the replies of another |
-| `error` | no error of ours while nothing fails; a 500 only if an upstream failed the call |
+| `error` | no error of ours while nothing fails; a 500 only if an upstream failed the call; that an upstream does not have a
+  block only if one of them has not got it yet |
 | `events` | subscriptions without gap, double or inversion, with `removed` after reorganisations |
 | `leftover` | memory, connections and calls in flight return to zero |
 | `recovers` | when all faults have ended, calls succeed again |
@@ -43,7 +44,7 @@ import orjson
 from tests.simulation.block_tree import Balance, Block, BlockTree, answer_of, owner_of
 from tests.simulation.history import History
 from tests.simulation.outcome import Violation
-from tests.simulation.sim_upstream import HEAD_LIE, LIE, OTHER_CHAIN, SimUpstream
+from tests.simulation.sim_upstream import HEAD_LIE, LIE, NO_BLOCK, OTHER_CHAIN, SimUpstream
 
 PRICES = {
     "eth_chainId": 0,
@@ -509,12 +510,20 @@ class Oracle:
             return
         if code == -32000 and "already known" in str(error.get("message")):
             self.violate("once", f"{call!r} was sent twice")
-        if code not in FAILURE_CODES or (self._must_succeed and not self._is_beyond_share(call, error)):
+        is_ours_to_avoid = not self._is_beyond_share(call, error) and not self._is_too_new(call, error)
+        if code not in FAILURE_CODES or (self._must_succeed and is_ours_to_avoid):
             self.violate("error", f"{call!r} got the error {error}")
 
     def _is_beyond_share(self, call: Call, error: dict[str, Any]) -> bool:
         """Whether a call may be refused because its account has too many under way."""
         return self._is_crowded and not call.is_alone and OVERLOADED in str(error.get("message"))
+
+    def _is_too_new(self, call: Call, error: dict[str, Any]) -> bool:
+        """Whether a call that is not repeated may have met an upstream that did not have its block yet."""
+        if call.directives.get("X-Retry") != "0" or error.get("message") != NO_BLOCK["message"]:
+            return False
+        lags_s = [each.nature.sees_after_s for each in self.upstreams if each.tree is call.tree]
+        return call.tree.tip_at(call.sent_s - max(lags_s)).number < int(call.params[1], 16)
 
     def _check_share(self, call: Call) -> None:
         """A plain call that was its account's only one."""

@@ -10,7 +10,17 @@ import random
 from dataclasses import dataclass, fields, replace
 
 from tests.simulation.memory_network import Weather
-from tests.simulation.sim_clients import CROWD_KINDS, HTTP_KINDS, Director, Hoarders, Modest
+from tests.simulation.sim_clients import (
+    CROWD_KINDS,
+    HTTP_KINDS,
+    Batcher,
+    Director,
+    Hoarders,
+    Modest,
+    NewBlockReader,
+    Reader,
+    SimClient,
+)
 from tests.simulation.sim_fleet import TROUBLES, FleetPlan
 from tests.simulation.sim_sockets import Subscriber
 from tests.simulation.sim_upstream import SPELLS, Habits, Nature
@@ -37,8 +47,15 @@ COMMON_ACCOUNTS = 4
 # The remainder, by 9, of the seeds in which the machine is busy with other work now and then, and for how long.
 BUSY_SEEDS = 5
 BUSY_S = (0.005, 0.25)
+# The remainders, by 11, of the seeds whose upstreams get each block at another time, and how much later than the first one.
+UNEVEN_SEEDS = (0, 4, 7)
+UNEVEN_S = (0.0, 1.5)
+# The remainders, by 13, of the seeds that repeat one trouble of one upstream, for clients that it hits hardest. They have it
+# only if they are not calm.
+FORKED_SEEDS, PAUSED_SEEDS, FALSE_STREAM_SEEDS = 1, 5, 9
+HARD_HIT = 4
 KINDS = (*HTTP_KINDS, Subscriber)
-ALL_KINDS = (*KINDS, *CROWD_KINDS, Hoarders)
+ALL_KINDS = (*KINDS, *CROWD_KINDS, Hoarders, NewBlockReader)
 
 HABITS = Habits(
     late=0.01, hang=0.002, http_500=0.01, http_429=0.003, overloaded=0.003, twice=0.003, foreign=0.003, garbage=0.003,
@@ -173,10 +190,14 @@ def scenario_of(seed: int) -> Scenario:
     for number in range(rng.randint(4, 8)):
         kind, network = rng.choice(KINDS), MANY if rng.random() < 0.7 else ONE
         clients.append(ClientPlan(f"client {number + 1}", kind.__name__, network, account=rng.randint(0, 1)))
-    if any(each.nature.head_liar or each.habits.lie or "fork" in each.spells for each in upstreams):
-        # Calls that need a block are those that an impossible head would attract, calls that are not repeated get the replies
-        # of an upstream on a branch of its own, and calls that are verified get no lie.
+    if any(_is_special(each) for each in upstreams):
+        # Calls that need a block are those that an impossible head would attract, or that only the first upstream with the
+        # block can answer; calls that are not repeated get the replies of an upstream on a branch of its own, and calls that
+        # are verified get no lie.
         clients.append(ClientPlan("client 9", Director.__name__, MANY, account=0))
+    if not is_calm:
+        upstreams, hit = _troubled(seed, upstreams)
+        clients += hit
     fleet = _fleet(seed, is_calm)
     is_crowded, hoards = seed % 7 == CROWDED_SEEDS, seed % 7 == HOARDED_SEEDS
     if hoards:
@@ -205,6 +226,38 @@ def scenario_of(seed: int) -> Scenario:
         hoards=hoards,
         busy_s=BUSY_S if seed % 9 == BUSY_SEEDS else (0.0, 0.0),
     )
+
+
+def _is_special(upstream: UpstreamPlan) -> bool:
+    """Whether calls with directives meet something at this upstream that others do not."""
+    nature = upstream.nature
+    return bool(nature.head_liar or nature.sees_after_s or upstream.habits.lie or "fork" in upstream.spells)
+
+
+def _troubled(seed: int, upstreams: list[UpstreamPlan]) -> tuple[list[UpstreamPlan], list[ClientPlan]]:
+    """The upstreams if this seed repeats one trouble, and the clients that are hit. The upstream in trouble has no other one,
+    which could hide it."""
+    *many, single = upstreams
+    *others, last = many
+    match seed % 13:
+        case remainder if remainder == FORKED_SEEDS:
+            # Replies from a branch that was left while they were under way.
+            forked = replace(last, nature=Nature(), habits=Habits(), spells=("fork",))
+            return [*others, forked, single], _hit(NewBlockReader, MANY)
+        case remainder if remainder == PAUSED_SEEDS:
+            # Calls that are sent again when the only upstream is back, which then answers the first attempts, too.
+            paused = replace(single, habits=Habits(), spells=("paused",))
+            return [*many, paused], _hit(Batcher, ONE)
+        case remainder if remainder == FALSE_STREAM_SEEDS:
+            # The only stream announces blocks that do not exist.
+            mute = [replace(each, nature=replace(each.nature, streams=False)) for each in others]
+            false = replace(last, nature=Nature(head_liar=True, streams=True), habits=Habits(), spells=())
+            return [*mute, false, single], _hit(Reader, MANY)
+    return upstreams, []
+
+
+def _hit(kind: type[SimClient], network: str) -> list[ClientPlan]:
+    return [ClientPlan(f"client {51 + place}", kind.__name__, network, account=place % 2) for place in range(HARD_HIT)]
 
 
 def _fleet(seed: int, is_calm: bool) -> FleetPlan:
@@ -239,13 +292,16 @@ def _upstream(seed: int, number: int, network: str, is_calm: bool, *, is_first: 
     rng = rng_of(seed, f"plan of upstream {number}")
     chunked = rng.random() < 0.3
     streams = seed % 5 in STREAM_SEEDS and rng_of(seed, f"stream of upstream {number}").random() < 0.6
+    is_uneven = seed % 11 in UNEVEN_SEEDS and number > 0 and network == MANY
+    sees_after_s = round(rng_of(seed, f"way to upstream {number}").uniform(*UNEVEN_S), 3) if is_uneven else 0.0
     if is_calm:
-        nature = Nature(chunked=chunked, streams=streams)
+        nature = Nature(chunked=chunked, streams=streams, sees_after_s=sees_after_s)
         habits = Habits(takes_s=CROWDED_S) if seed % 8 == SLOW_SEEDS else Habits()
         return UpstreamPlan(f"upstream {number + 1}", network, nature, habits, Weather(split=0.2), ())
     nature = Nature(
         chunked=chunked,
         streams=streams,
+        sees_after_s=sees_after_s,
         pruned=not is_first and rng.random() < 0.3,
         wrong_chain=not is_first and rng.random() < 0.1,
         head_liar=not is_first and rng.random() < 0.1,

@@ -340,13 +340,22 @@ class Director(SimClient):
         elif draw < 0.6 and self._terms.verifies(self._tree):
             call = self._ask("eth_getBalance", [params[0], hex(tip - 5)], X_Verify="quorum 2/3")
         elif draw < 0.9:
-            # Only the upstream that is asked first can answer, however long it takes.
+            # As `NewBlockReader`.
             near = max(FIRST_HEAD, tip - rng.randint(0, 2))
             call = self._ask("eth_getBalance", [params[0], hex(near)], X_Retry="0")
         else:
             call = self._ask("eth_blockNumber", [], X_Retry="0")
         await self._single(connection, call)
         await self._pause(0.1)
+
+
+class NewBlockReader(SimClient):
+    """Reads state at the newest blocks. Only the upstream that is asked first can answer, however long it takes."""
+
+    async def _talk(self, connection: Connection) -> None:
+        near = hex(self._tree.tip.number - self._rng.randint(0, 1))
+        await self._single(connection, self._ask("eth_getBalance", [self._address(), near], X_Retry="0"))
+        await self._pause(0.05)
 
 
 class Writer(SimClient):

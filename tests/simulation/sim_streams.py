@@ -17,7 +17,7 @@ from tests.simulation.block_tree import Block
 from tests.simulation.memory_network import MemoryTransport
 
 if TYPE_CHECKING:
-    from tests.simulation.sim_upstream import SimUpstream
+    from tests.simulation.sim_upstream import Asked, SimUpstream
 
 STREAM_PORT = 8546
 # How soon a node announces a head that it has.
@@ -70,7 +70,7 @@ class StreamConnection(asyncio.Protocol):
         self._subscription = ""
         self._announced: Block = upstream.head
         self._is_mute = False
-        self._held: list[tuple[Any, float]] = []
+        self._held: list[Asked] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -136,31 +136,31 @@ class StreamConnection(asyncio.Protocol):
             self._transport.write(frame_of(payload[:2], CLOSE))
             self._transport.close()
         elif opcode == TEXT:
-            self._answer_later(orjson.loads(payload), self._upstream.now_s)
+            self._answer_later(self._upstream.arrived(orjson.loads(payload)))
 
-    def _answer_later(self, asked: Any, asked_s: float) -> None:
-        self._loop.call_later(self._upstream.takes_s(asked), self._answer, asked, asked_s)
+    def _answer_later(self, asked: Asked) -> None:
+        self._loop.call_later(self._upstream.takes_s(asked.body), self._answer, asked)
 
     def answer_held(self) -> None:
         """Answer the calls that have waited for the end of a pause."""
         held, self._held = self._held, []
-        for asked, asked_s in held:
-            self._answer_later(asked, asked_s)
+        for asked in held:
+            self._answer_later(asked)
 
-    def _answer(self, asked: Any, asked_s: float) -> None:
-        upstream = self._upstream
+    def _answer(self, asked: Asked) -> None:
+        upstream, body = self._upstream, asked.body
         if self._transport.is_closing() or upstream.is_silent:
             return
         if upstream.is_paused:
-            self._held.append((asked, asked_s))
+            self._held.append(asked)
             return
-        if isinstance(asked, dict) and asked["method"] == "eth_subscribe":
+        if isinstance(body, dict) and body["method"] == "eth_subscribe":
             self._subscription = f"0x{upstream.next_subscription():x}"
             self._announced = upstream.head
-            self._send({"jsonrpc": "2.0", "id": asked["id"], "result": self._subscription})
+            self._send({"jsonrpc": "2.0", "id": body["id"], "result": self._subscription})
             self._look_later()
             return
-        calls = asked if isinstance(asked, list) else [asked]
+        calls = body if isinstance(body, list) else [body]
         methods = ",".join(call["method"] for call in calls)
         fault = upstream.draw_fault()
         if fault:
@@ -173,11 +173,11 @@ class StreamConnection(asyncio.Protocol):
         if fault in ("http_500", "http_429", "overloaded"):
             replies = [{"jsonrpc": "2.0", "id": call["id"], "error": OVERLOADED} for call in calls]
         else:
-            replies = [upstream.answer(call, self._transport) for call in calls]
-            if not fault and methods == "eth_chainId" and upstream.now_s - asked_s < PROMPT_S:
+            replies = [upstream.answer(call, self._transport, asked.seen) for call in calls]
+            if not fault and methods == "eth_chainId" and upstream.now_s - asked.at_s < PROMPT_S:
                 upstream.named_chain(self._transport)
             upstream.history.note(upstream.name, f"answers {methods} on a socket")
-        self._reply(replies if isinstance(asked, list) else replies[0], fault)
+        self._reply(replies if isinstance(body, list) else replies[0], fault)
 
     def _reply(self, reply: Any, fault: str) -> None:
         if fault == "reply_lost":

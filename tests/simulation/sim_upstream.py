@@ -11,7 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import sha3
@@ -47,6 +47,7 @@ WRITES = ("eth_sendRawTransaction", "eth_sendPrivateTransaction")
 
 NO_METHOD = {"code": -32601, "message": "the method does not exist/is not available"}
 NO_RESULT = {"code": -32000, "message": "missing trie node: state is not available"}
+NO_BLOCK = {"code": -32000, "message": "header not found"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ class Habits:
     """Faults of single calls, as probabilities."""
 
     takes_s: tuple[float, float] = (0.001, 0.02)
+    # A call is answered from the state at its arrival; otherwise from the state at its reply. Nodes do both.
+    early: float = 0.5
     late: float = 0.0
     late_s: tuple[float, float] = (0.2, 12.0)
     hang: float = 0.0
@@ -91,8 +94,18 @@ class Nature:
     pruned: bool = False
     chunked: bool = False
     head_liar: bool = False
+    # It has a block this long after the network.
+    sees_after_s: float = 0.0
     # It also listens for WebSockets, on which it announces its heads.
     streams: bool = False
+
+
+class Asked(NamedTuple):
+    """A call or a batch that has arrived, and when. `seen`: the head at that time, if it is answered from there."""
+
+    body: Any
+    at_s: float
+    seen: Block | None
 
 
 class SimUpstream:
@@ -121,7 +134,7 @@ class SimUpstream:
         self._filters: dict[str, int] = {}
         self._filter_count = 0
         # Its view of the chain: how far it is behind, the block it is stuck at, and the tip of its own branch.
-        self._lag_s = 0.0
+        self._lag_s = nature.sees_after_s
         self._stuck: Block | None = None
         self._own: Block | None = None
         self._own_salt = 0
@@ -159,16 +172,16 @@ class SimUpstream:
 
     @property
     def head(self) -> Block:
-        if self._own is not None and (self._is_forking or self._own.number >= self.tree.tip.number):
+        seen = self._stuck or self.tree.tip_at(self.now_s - self._lag_s)
+        if self._own is not None and (self._is_forking or self._own.number >= seen.number):
             return self._own  # It joins the network when that has the longer branch: a node never goes back.
-        if self._stuck is not None:
-            return self._stuck
-        return self.tree.tip_at(self.now_s - self._lag_s)
+        return seen
 
     @property
     def is_reliable(self) -> bool:
-        """Whether it has answered every call lately, and truthfully."""
-        if self.nature.wrong_chain or self.nature.head_liar or self._habits.lie or self._spell:
+        """Whether it has answered every call lately, truthfully and from the network's newest block."""
+        nature = self.nature
+        if nature.wrong_chain or nature.head_liar or nature.sees_after_s or self._habits.lie or self._spell:
             return False
         if self._network.has_cuts(self.address[0]):
             return False
@@ -229,9 +242,9 @@ class SimUpstream:
             # A view that jumped back would be a reorganisation: the lag grows while the head stands still.
             self._stuck = self.head
             await asyncio.sleep(lasts_s / 2)
-            self._lag_s, self._stuck = lasts_s / 2, None
+            self._lag_s, self._stuck = self.nature.sees_after_s + lasts_s / 2, None
             await asyncio.sleep(lasts_s)
-            self._lag_s = 0.0
+            self._lag_s = self.nature.sees_after_s
         elif spell == "paused":
             self._is_paused = True
             await asyncio.sleep(lasts_s)
@@ -258,7 +271,8 @@ class SimUpstream:
     def heal(self) -> None:
         """Everything is well from now on. Connections that froze stay frozen."""
         self._habits, self._weather, self._spells = STEADY, CALM, ()
-        self._lag_s, self._stuck, self._is_forking, self._is_silent, self._spell = 0.0, None, False, False, ""
+        self._lag_s, self._stuck, self._is_forking, self._is_silent = self.nature.sees_after_s, None, False, False
+        self._spell = ""
         if self._is_paused:
             self._wake()
         self.open()
@@ -322,15 +336,19 @@ class SimUpstream:
         self._subscriptions += 1
         return self._subscriptions
 
-    def answer(self, call: dict[str, Any], transport: MemoryTransport) -> dict[str, Any]:
-        """The reply to a call that came on this connection."""
+    def arrived(self, body: Any) -> Asked:
+        """A call or a batch has arrived."""
+        return Asked(body, self.now_s, self.head if self._rng.random() < self._habits.early else None)
+
+    def answer(self, call: dict[str, Any], transport: MemoryTransport, seen: Block | None) -> dict[str, Any]:
+        """The reply to a call that came on this connection. `seen`: the head when it arrived, if it is answered from there."""
         method, params = call["method"], call["params"]
         self.calls[method] += 1
         reply: dict[str, Any] = {"jsonrpc": "2.0", "id": call["id"]}
         try:
             if method == "eth_chainId" and self._refuses_chain(transport):
                 raise _Refused(NO_METHOD)
-            reply["result"] = self._result(method, params)
+            reply["result"] = self._result(method, params, seen or self.head)
         except _Refused as exc:
             reply["error"] = exc.error
         return reply
@@ -346,8 +364,7 @@ class SimUpstream:
         was_read = any(each.is_read for each in self._named.get(transport.asker, ()))
         return was_read and self._rng.random() < 0.2
 
-    def _result(self, method: str, params: list[Any]) -> Any:
-        head = self.head
+    def _result(self, method: str, params: list[Any], head: Block) -> Any:
         if method == "eth_chainId":
             return hex(CHAIN_ID + self.nature.wrong_chain)
         if method == "eth_blockNumber":
@@ -364,7 +381,7 @@ class SimUpstream:
             return answer_of(params[0]["data"])
         if method == "eth_getBlockByNumber":
             found = self._block_at(params[0], head)
-            return None if found is None else self._shown(found, params[0])
+            return None if found is None else self._shown(found, params[0], head)
         if method == "eth_getBlockByHash":
             by_hash = self.tree.find(params[0])
             is_known = by_hash is not None and (by_hash.is_on(head) or not by_hash.private_to)
@@ -391,9 +408,9 @@ class SimUpstream:
         lie = self._head_lie
         return {**block.json(), "number": hex(block.number + lie)} if lie else block.json()
 
-    def _shown(self, block: Block, asked: str) -> dict[str, Any]:
+    def _shown(self, block: Block, asked: str, head: Block) -> dict[str, Any]:
         """A node with an impossible head answers with it at `latest`. Asked by number, it has the block that was asked for."""
-        return self.shown_head(block) if block is self.head and asked in ("latest", "pending") else block.json()
+        return self.shown_head(block) if block is head and asked in ("latest", "pending") else block.json()
 
     @property
     def _head_lie(self) -> int:
@@ -415,7 +432,7 @@ class SimUpstream:
     def _state_at(self, tag: str, head: Block) -> Block:
         block = self._block_at(tag, head)
         if block is None:
-            raise _Refused({"code": -32000, "message": "header not found"})
+            raise _Refused(NO_BLOCK)
         if self.nature.pruned and block.number < head.number - KEPT_STATES:
             self.history.covers("state pruned")
             raise _Refused(NO_RESULT)
@@ -478,7 +495,7 @@ class _Connection(asyncio.Protocol):
         self._upstream = upstream
         self._buffer = b""
         self._free_at = 0.0
-        self._held: list[tuple[Any, float]] = []
+        self._held: list[Asked] = []
         self._loop = asyncio.get_running_loop()
 
     def connection_made(self, transport: Any) -> None:
@@ -499,36 +516,36 @@ class _Connection(asyncio.Protocol):
             if len(self._buffer) < end + 4 + size:
                 return
             body, self._buffer = self._buffer[end + 4 : end + 4 + size], self._buffer[end + 4 + size :]
-            self._answer_later(orjson.loads(body), self._upstream.now_s)
+            self._answer_later(self._upstream.arrived(orjson.loads(body)))
 
-    def _answer_later(self, asked: Any, asked_s: float) -> None:
-        self._free_at = max(self._free_at + 1e-6, self._loop.time() + self._upstream.takes_s(asked))
-        self._loop.call_at(self._free_at, self._answer, asked, asked_s)
+    def _answer_later(self, asked: Asked) -> None:
+        self._free_at = max(self._free_at + 1e-6, self._loop.time() + self._upstream.takes_s(asked.body))
+        self._loop.call_at(self._free_at, self._answer, asked)
 
     def answer_held(self) -> None:
         """Answer the calls that have waited for the end of a pause."""
         held, self._held = self._held, []
-        for asked, asked_s in held:
-            self._answer_later(asked, asked_s)
+        for asked in held:
+            self._answer_later(asked)
 
-    def _answer(self, asked: Any, asked_s: float) -> None:
-        upstream = self._upstream
+    def _answer(self, asked: Asked) -> None:
+        upstream, body = self._upstream, asked.body
         if self._transport.is_closing() or upstream.is_silent:
             return
         if upstream.is_paused:
-            self._held.append((asked, asked_s))
+            self._held.append(asked)
             return
-        methods = ",".join(call["method"] for call in asked) if isinstance(asked, list) else asked["method"]
+        methods = ",".join(call["method"] for call in body) if isinstance(body, list) else body["method"]
         fault = upstream.draw_fault()
         if fault:
             upstream.failed(f"reply {fault}", methods)
         if fault in ("hang", "hang_up", "http_500", "http_429", "overloaded"):
-            self._fail(fault, asked)
+            self._fail(fault, body)
             return
-        calls = asked if isinstance(asked, list) else [asked]
-        replies = [upstream.answer(call, self._transport) for call in calls]
-        reply = replies if isinstance(asked, list) else replies[0]
-        if not fault and methods == "eth_chainId" and upstream.now_s - asked_s < PROMPT_S:
+        calls = body if isinstance(body, list) else [body]
+        replies = [upstream.answer(call, self._transport, asked.seen) for call in calls]
+        reply = replies if isinstance(body, list) else replies[0]
+        if not fault and methods == "eth_chainId" and upstream.now_s - asked.at_s < PROMPT_S:
             upstream.named_chain(self._transport)
         upstream.history.note(upstream.name, f"answers {methods}")
         if fault == "reply_lost":
