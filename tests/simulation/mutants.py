@@ -1,18 +1,23 @@
 """Planted bugs. The simulator must find each of them: they are its own test.
 
 Some were real and are fixed; others are mistakes that someone could make. A mutant changes one place of one module while it is
-imported, in a process of its own.
+imported, in a process of its own. A seed that finds a bug is kept beside this file, in `seeds.json`, by the name of the bug:
+`python -m tests.simulation --mutants` tries that seed first, and writes down another one if it no longer finds the bug.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+SEEDS = Path(__file__).with_name("seeds.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,8 @@ class Mutant:
     module: str
     old: str
     new: str
+    # How it showed, if it was a real bug.
+    showed: str = ""
 
 
 _RPC, _CORE, _FRONT, _WIRE, _FEED = (
@@ -35,30 +42,54 @@ MUTANTS = {
     mutant.name: mutant
     for mutant in (
         # Real ones, found by the simulator.
-        Mutant("min-block-keeps-cache", f"{_RPC}.dispatcher", "directives.min_block > self.state.tip:", "False:"),
+        Mutant(
+            "min-block-keeps-cache",
+            f"{_RPC}.dispatcher",
+            "directives.min_block > self.state.tip:",
+            "False:",
+            showed="a cached reply from before the block of X-Min-Block followed it",
+        ),
         Mutant(
             "min-block-from-liar",
             f"{_RPC}.dispatcher",
             "has_block = health.head >= directives.min_block and not health.ahead",
             "has_block = health.head >= directives.min_block",
+            showed="X-Min-Block was served by an upstream that reports an impossible head",
         ),
         Mutant(
             "liar-until-next-poll",
             f"{_RPC}.network_state",
             "            self.heads.place(health, now)\n",
             "            pass\n",
+            showed="an impossible head attracted calls, and X-Block-Number named a block that was not reached",
         ),
         Mutant(
             "wrong-chain-forgiven",
             f"{_RPC}.tracker",
             'is_ours = health.standing != "wrong_chain"',
             "is_ours = True",
+            showed="an upstream of another chain got calls after it refused to name its chain",
+        ),
+        Mutant(
+            "block-there-and-missing",
+            f"{_RPC}.block_waits",
+            "    if min_block <= newest:\n",
+            "    if False:\n",
+            showed="X-Min-Block got a 503 for a missing block, although the block was there and no upstream took calls",
+        ),
+        Mutant(
+            "repeated-without-block",
+            f"{_RPC}.dispatcher",
+            "is_left_out = left_out >> health.index & 1",
+            "is_left_out = 0",
+            showed="a call with X-Min-Block that hung was repeated at an upstream that was back, without the block",
         ),
         Mutant(
             "batch-takes-later-attempt",
             f"{_RPC}.upstream_batch",
             " and flight.began_at(upstream) == self.began",
             "",
+            showed="the late reply of a batch ended a later attempt at the same upstream",
         ),
         # Consistency
         Mutant(
@@ -183,6 +214,13 @@ MUTANTS = {
         Mutant("removed-oldest-first", f"{_CORE}.head_chain", "            removed.append(gone)", "            pass"),
     )
 }
+
+
+def kept_seeds() -> dict[str, int]:
+    """The seeds that found planted bugs, by the names of these. A change of the program or of the simulation gives a seed
+    another history, so such a seed may find its bug no longer."""
+    found: dict[str, int] = json.loads(SEEDS.read_text("utf-8"))
+    return found
 
 
 class _Finder(MetaPathFinder):

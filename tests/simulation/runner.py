@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
 import pickle
 import select
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from tests.simulation import seams
 from tests.simulation.history import Event
-from tests.simulation.mutants import MUTANTS, plant
+from tests.simulation.mutants import MUTANTS, SEEDS, kept_seeds, plant
 from tests.simulation.outcome import Outcome
 from tests.simulation.process import COMPILED, HASH_SEED
 from tests.simulation.timeline import svg_of, text_of
@@ -326,25 +327,33 @@ def _show_one(simulator: Simulator, args: argparse.Namespace) -> int:
 
 
 def _find_mutants(args: argparse.Namespace) -> int:
-    """Run seeds with each bug, in a process of its own, until one fails."""
-    missed = []
+    """Run seeds with each bug, in a process of its own, until one fails: first the seed that has found it before."""
+    missed, kept = [], kept_seeds()
     for name in args.mutants or MUTANTS:
         began = seams.real_s()
-        words = ["--mutant", name, "--seed", args.seed, "--seeds", args.seeds, "--processes", args.processes]
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.simulation", *map(str, words), "--fail-fast", "--shrinks", "0"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        found = [line for line in done.stdout.splitlines() if line.startswith("seed ")]
-        if not found:
+        found = _found_by(name, kept[name], 1, 1) if name in kept else ""
+        found = found or _found_by(name, args.seed, args.seeds, args.processes)
+        if found:
+            kept[name] = int(found.split()[1])
+            SEEDS.write_text(json.dumps({name: kept[name] for name in MUTANTS if name in kept}, indent=2) + "\n")
+        else:
             missed.append(name)
-        text = found[0] if found else f"not found {done.stderr[-500:]}"
-        print(f"{name:<26} {text.strip()} ({seams.real_s() - began:.0f} s)", flush=True)
+        print(f"{name:<26} {found or 'not found'} ({seams.real_s() - began:.0f} s)", flush=True)
     count = len(args.mutants or MUTANTS)
     print(f"{count - len(missed)} of {count} planted bugs found within {args.seeds} seeds; missed: {missed}")
     return 1 if missed else 0
+
+
+def _found_by(name: str, seed: int, seeds: int, processes: int) -> str:
+    """The line about the first of these seeds that finds the bug; empty if none does."""
+    words = ["--mutant", name, "--seed", seed, "--seeds", seeds, "--processes", processes]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.simulation", *map(str, words), "--fail-fast", "--shrinks", "0"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    return next((line.strip() for line in done.stdout.splitlines() if line.startswith("seed ")), "")
 
 
 def _print_digests(simulator: Simulator, args: argparse.Namespace) -> int:
