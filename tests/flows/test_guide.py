@@ -31,15 +31,19 @@ from tests import programs
 from tests.certificates import Authority
 from tests.database import Server, connected
 from tests.guide_pages import CODE, HOST_PAGE, PAGES, PageBlock, blocks_of, free_port, run_page
+from tests.real_nodes import hardhat_nodes
 from tests.service import ROOT, Service
 
 WITHIN_S = 170.0
 ALL = sorted(PAGES.rglob("*.md"))
-# Pages with code that runs here.
+# Names Ethereum's mainnet throughout, so it runs on a chain with that id.
+MOVE_PAGE = PAGES / "move.md"
+# Pages with code that runs here, with the development chain.
 RUNNING = [
     page
     for page in ALL
-    if page != HOST_PAGE and any(not block.reason and block.language in CODE for block in blocks_of(page))
+    if page not in (HOST_PAGE, MOVE_PAGE)
+    and any(not block.reason and block.language in CODE for block in blocks_of(page))
 ]
 
 
@@ -212,7 +216,6 @@ async def test_page_runs(bundled: Service, server: Server, tmp_path: Path, page:
         # A second service beside it, with the same node.
         "ethereum/mainnet=$UPSTREAM_URL": "dev/mainnet=$UPSTREAM_URL",
         "9000/v1/rpc/ethereum/mainnet": "9000/v1/rpc/dev/mainnet",
-        "9000/main/evm/1?": "9000/main/evm/31337?",
         "9000": str(free_port()),
         "9001": str(free_port()),
     }
@@ -231,6 +234,22 @@ async def test_page_runs(bundled: Service, server: Server, tmp_path: Path, page:
     for block in blocks_of(page):
         if block.language == "json":
             assert json.dumps(json.loads(block.text), separators=(",", ":"), ensure_ascii=False) in output
+
+
+async def test_move_from_alchemy_erpc_and_metamask_runs_as_it_is_written(server: Server, tmp_path: Path) -> None:
+    name = await server.create()
+    ports = {"9000": str(free_port()), "9001": str(free_port())}
+    with hardhat_nodes(1, chain_ids=[1]) as (node,):
+        environ = {"DATABASE_URL": server.url(name), "UPSTREAM_URL": node.url}
+        try:
+            output = await asyncio.to_thread(
+                run_page, MOVE_PAGE, tmp_path / "room", environ=environ, replace=ports, within_s=WITHIN_S
+            )
+        finally:
+            await server.drop(name)
+    # Nothing was left out but the values of the reader.
+    assert [block.reason for block in blocks_of(MOVE_PAGE) if block.reason] == ["your own values"]
+    assert output.count("balance 10000000000000000000000") == 2
 
 
 @pytest.fixture(scope="module")
