@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -26,6 +27,8 @@ class Relay:
         self.unsigned = 0
         # An error for every transaction.
         self.refuses = ""
+        # How long it takes to reply to a transaction that it has.
+        self.pause_s = 0.0
         self._runner: web.AppRunner | None = None
 
     @property
@@ -52,7 +55,9 @@ class Relay:
             return web.json_response({"error": "signature is not valid"}, status=403)
         call = orjson.loads(body)
         self.calls.append(call)
-        return web.json_response({"jsonrpc": "2.0", "id": call["id"], **self._outcome(call["method"], call["params"])})
+        outcome = self._outcome(call["method"], call["params"])
+        await asyncio.sleep(self.pause_s)
+        return web.json_response({"jsonrpc": "2.0", "id": call["id"], **outcome})
 
     def _signed_by(self, header: str, body: bytes) -> str:
         """Verified with eth-account, which has no part in making it."""

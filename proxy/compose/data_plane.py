@@ -11,6 +11,7 @@ from proxy.services.feed.feeds import feeds_of
 from proxy.services.feed.head_announcements import HeadAnnouncements
 from proxy.services.relays.private_lookup import LOOKED_UP, PrivateLookup
 from proxy.services.relays.private_sender import PrivateTransactions
+from proxy.services.relays.private_senders import PrivateSenders
 from proxy.services.rpc.block_waits import BlockWaits
 from proxy.services.rpc.dispatcher import Takeovers
 from proxy.services.rpc.filter_ids import FilterIds
@@ -51,7 +52,7 @@ class DataPlane:
         self.trackers = {name: Tracker(state, table=polls) for name, state in states.items()}
         self.meters = Meters(admission)
         self.relays = builder.relays()
-        lookup = PrivateLookup(self.relays, private, tasks, self.meters)
+        lookup = PrivateLookup(self.relays, PrivateSenders(private), tasks, self.meters)
         takeovers = {
             name: Takeovers(
                 logs=LogQueries(tasks, settings.rpc, tracker, self.meters),

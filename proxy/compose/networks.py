@@ -139,10 +139,11 @@ class NetworkBuilder:
         return {network.id: network for network in self._tables.chains.networks()}
 
     def _writes(self, network: Network, upstreams: Sequence[Upstream]) -> RecentWrites | None:
-        """Which of several upstreams has received a write matters only to clients."""
-        if self._heads_memory is None or len(upstreams) < 2:
+        """Which of several upstreams, or whether only relays, have received a write matters only to clients."""
+        has_relays = any(each.network == network.id for each in self._settings.relays)
+        if self._heads_memory is None or (len(upstreams) < 2 and not has_relays):
             return None
-        return RecentWrites(network.id, upstreams, self._heads_memory.writes)
+        return RecentWrites(network.id, upstreams if len(upstreams) > 1 else (), self._heads_memory.writes)
 
     def networks(
         self, states: Mapping[str, NetworkState], takeovers: Mapping[str, Takeovers] | None = None

@@ -151,7 +151,7 @@ async def setting(server: Server, tmp_path_factory: pytest.TempPathFactory) -> A
 @pytest.fixture(autouse=True)
 async def rested(setting: Setting) -> None:
     for each in setting.relays:
-        each.refuses = ""
+        each.refuses, each.pause_s = "", 0.0
         if each._runner is None:
             await each.open()
 
@@ -301,6 +301,19 @@ async def test_refusal_of_all_relays_is_passed_on(setting: Setting) -> None:
     assert found["error"]["message"] == "nonce too low"
     await setting.mine(3)
     assert not await setting.is_public(name)
+
+
+async def test_deadline_of_a_private_send_names_the_transaction(setting: Setting) -> None:
+    """Relays have it by then."""
+    for each in setting.relays:
+        each.pause_s = 5.0
+    raw, name = await signed(setting)
+    status, found = await setting.post(call_of(SEND, raw), X_Private="1", X_Timeout_Ms="300")
+    assert (status, found["error"]["details"]) == (504, {"transaction_hash": name})
+    assert "look it up by its hash" in found["error"]["message"]
+    status, (item,) = await setting.post([call_of(SEND, raw)], X_Private="1", X_Timeout_Ms="300")
+    assert (status, item["error"]["data"]) == (200, {"transaction_hash": name})
+    await until(lambda: name in setting.relays[1].held)
 
 
 async def test_transaction_becomes_public_only_if_asked_and_after_its_blocks(setting: Setting) -> None:

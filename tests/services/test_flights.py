@@ -255,7 +255,7 @@ async def test_read_is_abandoned_when_the_last_waiter_leaves() -> None:
         first: Any = RecordingWaiter()
         second: Any = RecordingWaiter()
         flight = flight_of(route, first, client="one")
-        flight.join(second, "two")
+        flight.join(second, "two", None)
         flight.leave(RecordingWaiter())
         flight.leave(first)
         assert flight.state == "open"
@@ -279,7 +279,7 @@ async def test_call_passes_to_the_next_account_that_joined() -> None:
     async with route_to() as route:
         flight = flight_of(route, client="one")
         for client in ("one", "two", "two", "three"):
-            flight.join(RecordingWaiter(), client)  # type: ignore[arg-type]
+            flight.join(RecordingWaiter(), client, None)  # type: ignore[arg-type]
         assert (flight.client, flight.joined_by) == ("one", ("two", "three"))
         flight.pass_on()
         assert (flight.client, flight.joined_by, flight.call.client) == ("two", ("three",), "one")
@@ -291,13 +291,15 @@ async def test_joined_callers_that_left_are_not_taken_along() -> None:
         stays: Any = RecordingWaiter()
         leaves: Any = RecordingWaiter()
         flight = flight_of(route, client="one")
-        flight.join(stays, "two")
-        flight.join(leaves, "three")
+        payer = key_of()
+        flight.join(stays, "two", payer)
+        flight.join(leaves, "three", None)
         flight.leave(leaves)
-        assert flight.take_joined() == [(stays, "two")]
+        ((caller, alone),) = flight.take_joined()
+        assert caller is stays
         assert (len(flight.waiters), flight.joined, flight.joined_by) == (1, None, ())
-        alone = flight.call.alone("two")
         assert (alone.policy, alone.params, alone.client, alone.cache_key) == (flight.policy, b"[]", "two", None)
+        assert alone.payer is payer
 
 
 @on_uvloop

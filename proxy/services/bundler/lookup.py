@@ -9,16 +9,11 @@ is a result, so a search that found nothing is repeated only when there are new 
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-import logging
-import re
 import time
 from collections import defaultdict
 from contextlib import nullcontext
 from typing import Any
 
-import msgspec
 import orjson
 
 from proxy.chains.evm import address, operations
@@ -27,7 +22,6 @@ from proxy.chains.evm.operations import IncludedOperation
 from proxy.chains.registry import Network
 from proxy.connection_queue import ConnectionQueue, TooManyWaiting
 from proxy.core import jsonrpc
-from proxy.core.access import Key
 from proxy.core.lru_cache import LruCache
 from proxy.errors import Fault, RateLimited
 from proxy.services.accounts.metering import Meters, meter_of_task
@@ -35,15 +29,11 @@ from proxy.services.rpc.calls import RpcError, call_upstream
 from proxy.services.rpc.dispatcher import Dispatcher
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.internal_calls import InternalCalls
+from proxy.services.rpc.null_searches import NullSearches, hash_in
 from proxy.store.postgres.operations import OperationRow, OperationStore
 from proxy.tasks import Tasks, client_of_task
 from proxy.wire.upstream import Upstream
 
-log = logging.getLogger("penstock.bundler")
-
-_hashes = msgspec.json.Decoder(list[str]).decode
-_HASH = re.compile(r"0x[0-9a-fA-F]{64}", re.ASCII)
-_serial = itertools.count(1)
 # Operations for which a search without a result is remembered. The oldest are dropped first.
 MAX_MISSES = 10_000
 # Searches of one network in flight that cover the whole range, and those of one account that run or wait: clients can request
@@ -63,12 +53,9 @@ class OperationLookup:
     ) -> None:
         """`meters`: charge the caller for the calls that a search takes."""
         self._store = store
-        self._meters = meters
+        self._searches = NullSearches("operation lookup", tasks, meters)
         self._internal_calls = internal_calls
-        self._tasks = tasks
         self._search_blocks = search_blocks
-        # A call may have two attempts in flight: the second null changes nothing.
-        self._open: set[Flight] = set()
         # The head up to which an operation was not found, by network and hash.
         self._misses: LruCache[tuple[str, bytes], int] = LruCache(MAX_MISSES)
         self._wide: defaultdict[str, ConnectionQueue] = defaultdict(
@@ -76,48 +63,31 @@ class OperationLookup:
         )
 
     def __repr__(self) -> str:
-        return f"<OperationLookup {len(self._open)} open, {len(self._misses)} misses>"
+        return f"<OperationLookup {self._searches!r}, {len(self._misses)} misses>"
 
     def take(self, dispatcher: Dispatcher, flight: Flight) -> bool:
         """Take over a flight whose result is null, if it names an operation."""
-        if flight in self._open:
+        if flight in self._searches:
             return True
-        name = None if flight.call.is_piece else _name(flight.params)
+        name = None if flight.call.is_piece else hash_in(flight.params)
         if name is None:
             return False
-        self._open.add(flight)
-        self._tasks.start_once("operation lookup", lambda: self._answer(dispatcher, flight, name), of=next(_serial))
+
+        def deliver(found: bytes | Fault) -> None:
+            if isinstance(found, Fault):
+                dispatcher.complete_with_fault(flight, found)
+            else:
+                dispatcher.complete(flight, found)
+
+        self._searches.start(dispatcher, flight, lambda: self._search(dispatcher, flight, name), deliver)
         return True
 
-    async def _answer(self, dispatcher: Dispatcher, flight: Flight, name: bytes) -> None:
-        """No exception leaves this, because the task would be run again."""
-        client_of_task.set(flight.client)
-        left_s = flight.began + dispatcher.call_timeout_s - time.monotonic()
-        found: bytes | RateLimited = jsonrpc.NULL
-        meter = self._meters.open(flight.call.payer, within_s=left_s) if isinstance(flight.call.payer, Key) else None
-        meter_of_task.set(meter)
+    async def _search(self, dispatcher: Dispatcher, flight: Flight, name: bytes) -> bytes:
         try:
-            async with asyncio.timeout(max(0.0, left_s)):
-                found = await self._find(dispatcher, flight, name)
+            return await self._find(dispatcher, flight, name)
         except TooManyWaiting:
-            found = RateLimited("too many searches for operations at a time: wait for the others", retry_after_s=1)
-        except RateLimited as refusal:
-            found = refusal
-        except (Fault, RpcError, TimeoutError) as exc:
-            log.info("looking up an operation on the chain failed", extra={"why": type(exc).__name__})
-        except Exception:
-            log.exception("looking up an operation failed")
-        finally:
-            self._open.discard(flight)
-        if meter is not None:
-            flight.charge(meter.key, meter.settle(0), found if isinstance(found, Fault) else None)
-            flight.on_waited(meter.waited_s)
-        if flight.done:
-            return
-        if isinstance(found, Fault):
-            dispatcher.complete_with_fault(flight, found)
-        else:
-            dispatcher.complete(flight, found)
+            message = "too many searches for operations at a time: wait for the others"
+            raise RateLimited(message, retry_after_s=1) from None
 
     async def _find(self, dispatcher: Dispatcher, flight: Flight, name: bytes) -> bytes:
         for upstream in dispatcher.state.upstreams:
@@ -186,15 +156,6 @@ class OperationLookup:
         logs = operations.read_logs(await self._internal_calls.call(network, "eth_getLogs", query))
         events = [event for each in logs if (event := operations.included(each)) is not None and event.hash == name]
         return events[-1] if events else None
-
-
-def _name(params: bytes) -> bytes | None:
-    """The operation's hash; None if the params are not a hash."""
-    try:
-        (text,) = _hashes(params)
-    except (msgspec.DecodeError, ValueError):
-        return None
-    return bytes.fromhex(text[2:]) if _HASH.fullmatch(text) else None
 
 
 def _begin(record: OperationRow | None, missed: int | None) -> int:

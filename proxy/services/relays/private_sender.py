@@ -8,6 +8,7 @@ call, which is paid for.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from proxy.services.rpc.broadcasts import Broadcast
 from proxy.services.rpc.calls import PendingReply, RpcError
 from proxy.services.rpc.flights import Call, Caller, all_but
 from proxy.services.rpc.method_policy import MethodPolicy
+from proxy.services.rpc.network_state import NetworkState
 from proxy.services.rpc.networks import Networks, Route
 from proxy.services.rpc.own_methods import OwnMethods
 from proxy.store.postgres.private_transactions import PrivateTransaction, PrivateTransactionStore
@@ -89,6 +91,26 @@ class _RelayBroadcast(Broadcast):
         super().on_fault(fault)
 
 
+class _Sending:
+    """One transaction on its way to relays. `after`: the number of blocks after which it becomes public; 0 for never."""
+
+    __slots__ = ("after", "given", "has_begun", "key", "sent")
+
+    def __init__(self, sent: PrivateTransaction, given: SignedTransaction, key: Key, after: int) -> None:
+        self.sent = sent
+        self.given = given
+        self.key = key
+        self.after = after
+        self.has_begun = False
+
+    def __repr__(self) -> str:
+        return f"<_Sending {self.sent.name}, {'begun' if self.has_begun else 'not begun'}>"
+
+    def begin(self) -> None:
+        """From now on relays may have it."""
+        self.has_begun = True
+
+
 class PrivateTransactions:
     def __init__(
         self, relays: Networks, store: PrivateTransactionStore, own: OwnMethods, *, flashbots: frozenset[str]
@@ -137,33 +159,34 @@ class PrivateTransactions:
         except InvalidRequest as exc:
             caller.on_error(jsonrpc.error(jsonrpc.INVALID_PARAMS, exc.message))
             return
-        after = 0 if directives is None else directives.private_fallback
+        sent = PrivateTransaction(route.network.id, given.hash, key.account.id)
+        sending = _Sending(sent, given, key, 0 if directives is None else directives.private_fallback)
         self._own.answer(
             call,
             route,
-            lambda: self._send(given, relays, route, policy, key=key, after=after),
+            lambda: self._send(sending, relays, route, policy),
             key=key,
             directives=directives,
+            late=lambda fault: _perhaps(fault, sent, route.network) if sending.has_begun else fault,
         )
 
     # Sending
 
-    async def _send(
-        self, given: SignedTransaction, relays: Route, route: Route, policy: MethodPolicy, *, key: Key, after: int
-    ) -> bytes:
-        """`after`: the number of blocks after which it becomes public; 0 for never."""
-        sent = PrivateTransaction(route.network.id, given.hash, key.account.id)
+    async def _send(self, sending: _Sending, relays: Route, route: Route, policy: MethodPolicy) -> bytes:
+        given, sent, after = sending.given, sending.sent, sending.after
         await _pay(policy, len(relays.upstreams))
         public_after = _public_after(route, after) if after else None
         await self._store.record(
             sent,
-            key_id=key.id,
+            key_id=sending.key.id,
             raw=bytes.fromhex(given.raw.removeprefix("0x")) if after else None,
             public_after=public_after,
         )
+        await _announce(route.state, sent)
         reply = PendingReply()
         broadcast = _RelayBroadcast(reply)
-        calls = [(self._call(relays, each, given, key), each) for each in relays.upstreams]
+        calls = [(self._call(relays, each, given, sending.key), each) for each in relays.upstreams]
+        sending.begin()
         broadcast.send_to(relays.dispatcher, calls, time.monotonic())
         try:
             await reply.result()
@@ -196,6 +219,17 @@ class PrivateTransactions:
         ]
         Broadcast(reply).send_to(relays.dispatcher, calls, time.monotonic())
         return b"true" if await reply.result() == b"true" else b"false"
+
+
+async def _announce(state: NetworkState, sent: PrivateTransaction) -> None:
+    """Let every worker and host find the transaction when its sender asks for it."""
+    if state.writes is None:
+        return
+    note = state.writes.took_privately(sent.account, sent.hash)
+    if state.exchange is not None:
+        published = asyncio.Event()
+        state.exchange.wrote(state.network_id, note, published.set)
+        await published.wait()
 
 
 async def _pay(policy: MethodPolicy, calls: int) -> None:

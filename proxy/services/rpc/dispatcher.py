@@ -418,8 +418,8 @@ class Dispatcher(FlightHandler):
         """Several callers wait for a reply that is too large to be held for them. Each gets its own, which can be streamed:
         a call must not fail because others make it too."""
         self.state.unregister(flight)  # No other caller joins it.
-        for caller, client in flight.take_joined():
-            alone = self.new_flight(flight.call.alone(client), caller, flight.began)
+        for caller, call in flight.take_joined():
+            alone = self.new_flight(call, caller, flight.began)
             caller.on_source("miss", alone.block)
             caller.on_flight(alone)
             self.launch(alone, now)

@@ -120,12 +120,13 @@ class Call:
     def __repr__(self) -> str:
         return f"<Call {self.policy.method.name} of {self.client or 'our own'}>"
 
-    def alone(self, client: str) -> Call:
+    def alone(self, client: str, payer: Payer | None) -> Call:
         """The same call for one of the clients that shared it. Its result is neither cached nor shared."""
         return Call(
             self.policy,
             self.params,
             client=client,
+            payer=payer,
             least_head=self.least_head,
             reports_head=self.reports_head,
             archive=self.archive,
@@ -168,8 +169,8 @@ class FlightHandler:
 class Flight:
     # Other accounts that wait for the same result.
     joined_by: tuple[str, ...] = ()
-    # The callers that joined the first one, each with its account.
-    joined: list[tuple[Caller, str]] | None = None
+    # The callers that joined the first one, each with its account and who pays.
+    joined: list[tuple[Caller, str, Payer | None]] | None = None
     state: FlightState = "open"
     # The upstream whose reply arrived last.
     answered_by: Upstream | None = None
@@ -503,19 +504,23 @@ class Flight:
         self.client, self.joined_by = self.joined_by[0], self.joined_by[1:]
         self.tried = self.call.excluded
 
-    def join(self, caller: Caller, client: str) -> None:
+    def join(self, caller: Caller, client: str, payer: Payer | None) -> None:
         """Another caller makes the same call."""
         self.waiters.append(caller)
         if self.joined is None:
             self.joined = []
-        self.joined.append((caller, client))
+        self.joined.append((caller, client, payer))
         if client != self.client and client not in self.joined_by:
             self.joined_by += (client,)
 
-    def take_joined(self) -> list[tuple[Caller, str]]:
-        """The callers that joined and have not left. They no longer wait for this flight."""
+    def take_joined(self) -> list[tuple[Caller, Call]]:
+        """The callers that joined and have not left, each with the call for it alone. They no longer wait for this flight."""
         present = {id(waiter) for waiter in self.waiters}
-        found = [(caller, client) for caller, client in self.joined or () if id(caller) in present]
+        found = [
+            (caller, self.call.alone(client, payer))
+            for caller, client, payer in self.joined or ()
+            if id(caller) in present
+        ]
         self.waiters = self.waiters[:1]
         self.joined, self.joined_by = None, ()
         return found

@@ -162,7 +162,9 @@ class Forwarder:
             caller.on_source("miss", route.state.tip)
         cache_key = key_of(policy.request_tail, params) if policy.shared and holder is None else None
         if cache_key is not None:
-            if _may_read_cache(route, directives) and _is_known(caller, route, cache_key, client, now, directives):
+            if _may_read_cache(route, directives) and _is_known(
+                caller, route, cache_key, now, client=client, payer=payer, directives=directives
+            ):
                 return None
             caller.on_source("miss", route.state.tip)
         elif policy.is_checked and route.guard is not None:
@@ -232,7 +234,14 @@ def _may_read_cache(route: Route, directives: Directives | None) -> bool:
 
 
 def _is_known(
-    caller: Caller, route: Route, cache_key: bytes, client: str, now: float, directives: Directives | None = None
+    caller: Caller,
+    route: Route,
+    cache_key: bytes,
+    now: float,
+    *,
+    client: str,
+    payer: Payer | None,
+    directives: Directives | None = None,
 ) -> bool:
     """Answer the call from the cache, or let it join an equal one. False if neither is possible."""
     state = route.state
@@ -259,7 +268,7 @@ def _is_known(
         return False
     caller.on_source("join", flight.block)
     caller.on_flight(flight)
-    flight.join(caller, client)
+    flight.join(caller, client, payer)
     return True
 
 

@@ -71,8 +71,10 @@ class OwnMethods:
         *,
         key: Key,
         directives: Directives | None,
+        late: Callable[[Fault], Fault] = lambda fault: fault,
     ) -> None:
-        """Answer the caller later, with the result of this work as JSON."""
+        """Answer the caller later, with the result of this work as JSON. `late`: the fault if the work takes too long, made of
+        the usual one."""
         caller, policy, params = call
         client = key.account.id
         # It is never sent: it has the block of the reply, for the request's record.
@@ -82,7 +84,7 @@ class OwnMethods:
             caller.on_fault(RateLimited("too many of these calls at a time: make fewer", retry_after_s=1))
             return
         meter = self._meters.open(key, prepaid=caller.units, within_s=PAYING_S)
-        self._tasks.start_once("own method", lambda: self._run(call, work, meter, directives), of=next_id())
+        self._tasks.start_once("own method", lambda: self._run(call, work, meter, directives, late), of=next_id())
 
     async def _run(
         self,
@@ -90,11 +92,12 @@ class OwnMethods:
         work: Callable[[], Awaitable[bytes]],
         meter: Meter,
         directives: Directives | None,
+        late: Callable[[Fault], Fault],
     ) -> None:
         caller, policy, _ = call
         client, price = meter.key.account.id, caller.units
         try:
-            outcome = await self._outcome(policy.method.name, work, meter, directives)
+            outcome = await self._outcome(policy.method.name, work, meter, directives, late)
         finally:
             self._permits.give_back(client)
         further = meter.settle(price) - price
@@ -111,7 +114,12 @@ class OwnMethods:
                 caller.on_fault(outcome)
 
     async def _outcome(
-        self, method: str, work: Callable[[], Awaitable[bytes]], meter: Meter, directives: Directives | None
+        self,
+        method: str,
+        work: Callable[[], Awaitable[bytes]],
+        meter: Meter,
+        directives: Directives | None,
+        late: Callable[[Fault], Fault],
     ) -> bytes | RpcError | Fault:
         meter_of_task.set(meter)
         client_of_task.set(meter.key.account.id)
@@ -125,7 +133,7 @@ class OwnMethods:
         except (RpcError, Fault) as exc:
             return _as_invalid_params(exc)
         except TimeoutError:
-            return DeadlinePassed(f"there was no result within {longest_s:g} s")
+            return late(DeadlinePassed(f"there was no result within {longest_s:g} s"))
         except Exception:
             log.exception("a method failed", extra={"method": method})
             return InternalError("internal error; the call was not answered")

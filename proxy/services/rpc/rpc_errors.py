@@ -27,4 +27,5 @@ def rpc_error_of(fault: Fault) -> bytes:
             code = jsonrpc.INVALID_REQUEST
         case _:
             code = jsonrpc.INTERNAL_ERROR
+            data = fault.details
     return jsonrpc.error(code, fault.message, data)

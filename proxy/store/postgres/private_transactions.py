@@ -70,11 +70,19 @@ class PrivateTransactionStore:
             )
         return row is not None
 
-    async def senders(self, network: str, transaction: bytes) -> frozenset[str]:
-        """The accounts that have sent the transaction privately."""
+    async def newest_of(self, network: str, account: str, *, limit: int) -> frozenset[bytes]:
+        """The hashes of the account's newest transactions which relays may still have."""
         async with self._pool.connection() as connection:
-            rows = await connection.fetch(sql.private_transactions.read_senders, network, transaction)
-        return frozenset(row["account_id"] for row in rows)
+            rows = await connection.fetch(sql.private_transactions.newest_of_account, network, account, limit)
+        return frozenset(row["hash"] for row in rows)
+
+    async def is_recorded(self, sent: PrivateTransaction) -> bool:
+        """Whether relays may still have the account's transaction."""
+        async with self._pool.connection() as connection:
+            row = await connection.fetchrow(
+                sql.private_transactions.read_transaction, sent.network, sent.hash, sent.account
+            )
+        return row is not None
 
     async def due(self, network: str, block: int, *, at_once: int) -> list[DueTransaction]:
         async with self._pool.connection(within_s=PATIENT_S) as connection:

@@ -535,6 +535,7 @@ create table private_transactions (
 
 create index private_transactions_due on private_transactions (network, public_after) where status in ('seen', 'sent');
 create index private_transactions_by_age on private_transactions (created_at);
+create index private_transactions_of_account on private_transactions (network, account_id, created_at);
 
 -- Gas policies and the ledger
 

@@ -20,9 +20,15 @@ update private_transactions set status = 'cancelled', raw = null, public_after =
 where network = $1 and hash = $2 and account_id = $3 and status in ('seen', 'sent')
 returning hash;
 
--- read_senders
--- The accounts that have sent a transaction which relays may still have.
-select account_id from private_transactions where network = $1 and hash = $2 and status in ('seen', 'sent', 'public');
+-- newest_of_account
+-- Transactions of an account which relays may still have, the newest first.
+select hash from private_transactions
+where network = $1 and account_id = $2 and status in ('seen', 'sent', 'public') order by created_at desc limit $3;
+
+-- read_transaction
+-- A transaction of an account, if relays may still have it.
+select hash from private_transactions
+where network = $1 and hash = $2 and account_id = $3 and status in ('seen', 'sent', 'public');
 
 -- due_transactions
 -- Transactions whose senders want them in the public mempool by now.
