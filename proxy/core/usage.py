@@ -11,6 +11,7 @@ nor with the clock.
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import add
@@ -194,14 +195,15 @@ class UsageSums:
 
 
 def quantile_ms(took: Sequence[int], share: float) -> float | None:
-    """The quantile of reply times, interpolated evenly inside its bucket; None if there were no replies."""
-    left = share * sum(took)
+    """The time of the reply at this share of all, None if there were no replies. Those of a bucket are taken to be spread
+    evenly over it. It is the time of one reply, so all quantiles of a single one are the same."""
+    left = math.ceil(share * sum(took))
     if not left:
         return None
     low_s = 0.0
     for count, high_s in zip(took, (*LATENCY_S, LATENCY_S[-1]), strict=True):
         if left <= count:
-            return round((low_s + (high_s - low_s) * left / count) * 1000, 3)
+            return round((low_s + (high_s - low_s) * (left - 0.5) / count) * 1000, 3)
         left -= count
         low_s = high_s
     return LATENCY_S[-1] * 1000

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from proxy.core import usage
 from proxy.core.request_records import blame_of
 from proxy.core.usage import (
@@ -65,12 +67,19 @@ def test_quantile_is_inside_the_bucket_that_holds_it() -> None:
     took = [0] * BUCKETS
     assert quantile_ms(took, 0.5) is None
     took[0] = 10
-    assert quantile_ms(took, 0.5) == LATENCY_S[0] / 2 * 1000
-    assert quantile_ms(took, 1.0) == LATENCY_S[0] * 1000
+    assert quantile_ms(took, 0.5) == 0.225
+    assert quantile_ms(took, 1.0) == 0.475
     took[5] = 90
     p50 = quantile_ms(took, 0.5)
     assert p50 is not None
     assert LATENCY_S[4] * 1000 < p50 < LATENCY_S[5] * 1000
+
+
+@pytest.mark.parametrize("bucket", range(BUCKETS))
+def test_all_quantiles_of_one_reply_are_the_same(bucket: int) -> None:
+    took = [0] * BUCKETS
+    took[bucket] = 1
+    assert len({quantile_ms(took, share) for share in (0.01, 0.5, 0.99, 1.0)}) == 1
 
 
 def test_quantile_of_what_took_longest_is_the_last_edge() -> None:
