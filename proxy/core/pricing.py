@@ -16,6 +16,8 @@ from proxy.core import jsonrpc
 FREE_BYTES: Final = 16_384
 BYTES_PER_UNIT: Final = 8_192
 MOST_SIZE_UNITS: Final = 128
+# The price of a request that is answered with an error for its own mistake.
+UNITS_OF_AN_ERROR: Final = 1
 # What each call of a batch may take before the batch counts as large: many small calls have prices of their own.
 FREE_BYTES_OF_A_CALL: Final = 1024
 

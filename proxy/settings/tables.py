@@ -18,7 +18,7 @@ from proxy.chains.evm.bundler_methods import BUNDLER as BUNDLER_FAMILY
 from proxy.chains.family import Family, MethodTable
 from proxy.chains.registry import Chain, Network, Registry
 from proxy.core.access import USUAL_SAMPLE, Limits
-from proxy.core.pricing import UnitPrices
+from proxy.core.pricing import UNITS_OF_AN_ERROR, UnitPrices
 from proxy.data_files import CONFIG
 from proxy.errors import StartError
 from proxy.settings.family_files import load_families
@@ -89,12 +89,15 @@ class Tables:
         return find_network(self.chains, CONFIG, name)
 
     def price_of(self, network: str, method: str) -> int | None:
-        """The compute units of a JSON-RPC method on a network, or of an operation. None if it has no price."""
+        """The compute units of a JSON-RPC method on a network, or of an operation. None if it has no price. `other` stands
+        for methods that do not exist."""
         found = self.chains.find(*network.split("/")) if network.count("/") == 1 else None
         families = () if found is None else (found.family, BUNDLER_FAMILY.name)
         for family in families:
             if method in self.methods[family]:
                 return self.methods[family][method].price
+        if families and method == "other":
+            return UNITS_OF_AN_ERROR
         return self.prices.rest.get(method, self.prices.paymaster.get(method))
 
 

@@ -11,12 +11,13 @@ from typing import Final, final
 
 from proxy.core.access import Key
 from proxy.core.iso_time import iso_of_unix
+from proxy.core.pricing import UNITS_OF_AN_ERROR
 from proxy.core.usage import Outcome, Tally
 from proxy.errors import Fault, Forbidden, InternalError, RateLimited
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.metering import Meter
 from proxy.services.request_recorder import RequestRecorder
-from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, CallBatch
+from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.finished_call import FinishedCall
 from proxy.services.rpc.flights import Caller
 from proxy.services.rpc.method_policy import method_of

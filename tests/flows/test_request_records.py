@@ -174,6 +174,14 @@ async def test_every_failure_says_whose_fault_it_was(records: Records, more: dic
     assert [each["id"] for each in failed["requests"]] == [client["id"]]
 
 
+@with_records()
+async def test_method_that_does_not_exist_has_the_price_that_was_charged(
+    records: Records, more: dict[str, str]
+) -> None:
+    record = await records.of(await records.harness.call("eth_noSuchThing", [], **more))
+    assert (record["called"], record["price"], record["units"]) == ("eth_noSuchThing", 1, 1)
+
+
 @with_records(1, requests={"slow_ms": 30.0})
 async def test_slow_request_is_recorded(records: Records, more: dict[str, str]) -> None:
     upstream = records.harness.upstreams[0]

@@ -28,11 +28,11 @@ from proxy.core.access import Key
 from proxy.core.batch_reader import BatchReader
 from proxy.core.directives import Directives
 from proxy.core.jsonrpc import MalformedCall, RawCall
-from proxy.core.pricing import size_units
+from proxy.core.pricing import UNITS_OF_AN_ERROR, size_units
 from proxy.errors import Fault, Forbidden, LeasePending, RateLimited
 from proxy.memory_budget import BudgetLine
 from proxy.services.accounts.admission import Admission
-from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, CallBatch
+from proxy.services.rpc.batches import BatchItem, CallBatch
 from proxy.services.rpc.call_checks import SubscriptionCalls, check_call
 from proxy.services.rpc.forwarder import Forwarder
 from proxy.services.rpc.method_policy import MethodPolicy

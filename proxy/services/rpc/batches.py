@@ -19,6 +19,7 @@ import msgspec
 
 from proxy.core import jsonrpc
 from proxy.core.jsonrpc import RawCall
+from proxy.core.pricing import UNITS_OF_AN_ERROR
 from proxy.core.usage import Outcome, outcome_of
 from proxy.errors import BROKEN_REPLY, Fault, InternalError
 from proxy.services.rpc.flights import Flight
@@ -29,8 +30,6 @@ from proxy.wire.upstream import Piece, UpstreamConnection
 
 # Results up to this size are not counted: a whole batch of them is not large.
 SMALL_BYTES = 1024
-# The price of a request that is answered with an error for its own mistake.
-UNITS_OF_AN_ERROR = 1
 
 
 class BatchSink(Protocol):

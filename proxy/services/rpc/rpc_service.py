@@ -14,7 +14,7 @@ from proxy.core.access import Key
 from proxy.core.batch_envelopes import parse_short_batch
 from proxy.core.directives import Directives
 from proxy.core.jsonrpc import MalformedCall, RawCall
-from proxy.core.pricing import FREE_BYTES, request_units, size_units
+from proxy.core.pricing import FREE_BYTES, UNITS_OF_AN_ERROR, request_units, size_units
 from proxy.errors import Fault, InvalidRequest, LeasePending
 from proxy.memory_budget import MemoryBudget
 from proxy.services.accounts.admission import Admission
@@ -25,7 +25,7 @@ from proxy.services.rpc.batch_admission import (
     BatchTerms,
     WaitingBatches,
 )
-from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchSink, CallBatch
+from proxy.services.rpc.batches import BatchSink, CallBatch
 from proxy.services.rpc.call_checks import SubscriptionCalls, check_call
 from proxy.services.rpc.flights import Caller
 from proxy.services.rpc.forwarder import Forwarder

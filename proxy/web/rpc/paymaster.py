@@ -22,12 +22,11 @@ from proxy.core.access import Key
 from proxy.core.batch_reader import read_batch
 from proxy.core.bounded_json import RefusedJson, parse_bounded
 from proxy.core.jsonrpc import MalformedCall, RawCall
-from proxy.core.pricing import request_units
+from proxy.core.pricing import UNITS_OF_AN_ERROR, request_units
 from proxy.core.usage import Outcome, outcome_of
 from proxy.errors import Fault, Forbidden, InvalidRequest, NotFound
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.metering import Meters, meter_of_task
-from proxy.services.rpc.batches import UNITS_OF_AN_ERROR
 from proxy.services.rpc.rpc_errors import rpc_error_of
 from proxy.services.rpc.rpc_service import fault_of
 from proxy.services.sponsor.sponsorship import SponsorRequest, SponsorService, Sponsorship

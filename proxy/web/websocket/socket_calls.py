@@ -17,11 +17,11 @@ import msgspec
 from proxy.core import fault_plans, jsonrpc, large_envelope
 from proxy.core.fault_plans import FaultPlan
 from proxy.core.jsonrpc import MalformedCall
-from proxy.core.pricing import size_units
+from proxy.core.pricing import UNITS_OF_AN_ERROR, size_units
 from proxy.core.usage import Outcome, outcome_of
 from proxy.core.verification import VERIFICATIONS
 from proxy.errors import Fault, InternalError, InvalidRequest
-from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, CallBatch
+from proxy.services.rpc.batches import BatchItem, CallBatch
 from proxy.services.rpc.calls import CallerState, HeldResultWaiter
 from proxy.services.rpc.finished_call import FinishedCall
 from proxy.services.rpc.held_body import FREE_BYTES, NO_ROOM, HeldBody, ReplyShare
