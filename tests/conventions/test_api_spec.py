@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import tomllib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,7 +17,7 @@ from proxy import settings
 from proxy.chains.evm.bundler_methods import BUNDLER
 from proxy.compose.app import App
 from proxy.core.access import ACCOUNT_SCOPES, SCOPES
-from proxy.settings import SCHEMAS
+from proxy.settings import CONFIG, SCHEMAS
 from proxy.store.shared_memory import rate_buckets
 from proxy.store.shared_memory.rate_buckets import SharedBuckets
 from proxy.web import api_spec
@@ -227,3 +229,10 @@ def test_plans_match_the_specification() -> None:
     assert limits["growth"] == (100, 5_000_000, 2_000)
     assert TABLES.plans["free"].webhook_deliveries_per_day == 1_000
     assert limits["enterprise"][1] == 0
+
+
+def test_spec_and_guide_say_how_long_calls_of_a_batch_wait() -> None:
+    waits = tomllib.loads((CONFIG / "default.toml").read_text())["rpc"]["batch_wait_s"]
+    guide = (SCHEMAS.parent / "docs" / "limits.md").read_text()
+    for text in (DOCUMENT["info"]["description"], SHAPES["JsonRpcBatch"]["description"], guide):
+        assert re.findall(r"above the rate(?: limit)? wait for up to (\d+) seconds", text) == [f"{waits:.0f}"]
