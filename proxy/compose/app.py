@@ -230,6 +230,7 @@ class App:
             self.accounts,
             networks=self.networks,
             bundlers=self.smart_wallets.bundlers,
+            relays=self.plane.relays,
             addresses=self.memory.addresses,
             figures=lambda: {"connections": len(self.limiter.connections), "keys": len(self.keyring)},
             tasks=self.tasks,

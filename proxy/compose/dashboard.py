@@ -72,6 +72,7 @@ class DashboardFeature:
         *,
         networks: Networks,
         bundlers: Networks,
+        relays: Networks,
         addresses: SharedBucketTable,
         figures: Callable[[], dict[str, Any]],
         tasks: Tasks,
@@ -100,11 +101,10 @@ class DashboardFeature:
         self.matrix = MethodMatrix(UsageStore(pool), RequestStore(pool), tables.plans)
         copy = copies.copy_of("cordons") if copies else None
         fleet = FleetStore(pool, index_pools)
-        self.cordons = Cordons(fleet, (networks, bundlers), copy=copy)
+        kinds = {"upstream": networks, "bundler": bundlers, "relay": relays}
+        self.cordons = Cordons(fleet, kinds.values(), copy=copy)
         report_s = settings.dashboard.report_s
-        self.fleet = FleetView(
-            fleet, networks=networks, bundlers=bundlers, cordons=self.cordons, figures=figures, report_s=report_s
-        )
+        self.fleet = FleetView(fleet, networks=kinds, cordons=self.cordons, figures=figures, report_s=report_s)
         self.history = UpstreamHistory(UpstreamSamples(pool), self.fleet.read, report_s=report_s)
 
     def __repr__(self) -> str:

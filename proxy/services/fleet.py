@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -147,14 +147,13 @@ class FleetView:
         self,
         store: FleetStore,
         *,
-        networks: Networks,
-        bundlers: Networks,
+        networks: Mapping[str, Networks],
         cordons: Cordons,
         figures: Callable[[], dict[str, Any]],
         report_s: float,
     ) -> None:
         self._store = store
-        self._networks = {"upstream": networks, "bundler": bundlers}
+        self._networks = networks
         self._figures = figures
         self._report_s = report_s
         self._worker = secrets.token_hex(8)

@@ -445,6 +445,24 @@ async def test_tables_of_the_operators_overview_are_not_cut_off(operator: Visito
     assert await operator.page.locator("main .scroll").evaluate_all(cut) == []
 
 
+async def test_network_without_upstreams_is_down_although_its_bundler_is_up(operator: Visitor) -> None:
+    async def spoil(route: Route) -> None:
+        reply = await route.fetch()
+        data = await reply.json()
+        for part in data["parts"]:
+            for network in part["body"].get("networks", ()):
+                for each in network["upstreams"]:
+                    each["state"] = "open" if each["kind"] == "upstream" else "up"
+        await route.fulfill(response=reply, json=data)
+
+    await operator.page.route("**/v1/admin/reads?*networks*", spoil)
+    await operator.open("operator/overview")
+    await expect(operator.page.get_by_text("dev/mainnet has no upstream that takes calls")).to_be_visible()
+    row = operator.page.get_by_role("table", name="Networks").get_by_role("row").filter(has_text="dev/mainnet")
+    await expect(row).to_contain_text("0 of 1")
+    await operator.page.unroute_all(behavior="wait")
+
+
 async def test_list_of_policies_takes_one_call(holder: Visitor) -> None:
     await create_policy(holder, "One call")
     holder.requests.clear()

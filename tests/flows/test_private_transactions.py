@@ -156,6 +156,20 @@ async def rested(setting: Setting) -> None:
             await each.open()
 
 
+async def test_operators_see_the_relays_of_a_network(setting: Setting) -> None:
+    def listed() -> dict[str, Any]:
+        done = command_here("upstreams", "list", "--json", "--config", str(setting.serving.config))
+        assert done.returncode == 0, done.stderr
+        return {each["label"]: (each["kind"], each["state"]) for each in orjson.loads(done.stdout)}
+
+    async def are_listed() -> bool:
+        found = await asyncio.to_thread(listed)
+        relays_found = {label: each for label, each in found.items() if each[0] == "relay"}
+        return set(relays_found.values()) == {("relay", "up")} and len(relays_found) == len(setting.relays)
+
+    await until(are_listed)
+
+
 # Ways to send one
 
 

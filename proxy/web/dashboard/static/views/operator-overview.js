@@ -56,12 +56,15 @@ function usageOf(span) {
 
 /* --- health --- */
 
+/* Without bundlers and relays, which cannot serve the calls of a network. */
+const ofChain = (upstreams) => upstreams.filter(({ kind }) => kind === "upstream");
+
 /* Each problem with a link to its page. */
 function problemsOf([{ networks }, { followers }, queue, { processes }]) {
   const upstreams = networks.flatMap(({ network, upstreams: all }) => all.map((each) => ({ network, ...each })));
   const versions = versionsOf(processes);
   return [
-    ...networks.filter(({ upstreams: all }) => all.length > 0 && !all.some(({ state }) => state === "up"))
+    ...networks.filter(({ upstreams: all }) => all.length > 0 && !ofChain(all).some(({ state }) => state === "up"))
       .map(({ network }) => ["down", "bad", `${network} has no upstream that takes calls`, "operator/upstreams"]),
     ...upstreams.filter(({ state }) => state !== "up")
       .map((each) => [each.state, each.state === "cordoned" ? "wait" : "bad", `${each.label}: ${format.label(each.state).toLowerCase()}`, `operator/upstreams/${encodeURIComponent(each.id)}`]),
@@ -118,7 +121,7 @@ const networksTable = (networks) => (networks.length ? table("Networks", [
   { name: "Upstreams up", kind: "num", show: ({ upstreams }) => `${upstreams.filter(({ state }) => state === "up").length} of ${upstreams.length}` },
   { name: "Worst upstream's error rate", kind: "num", show: ({ upstreams }) => format.percent(Math.max(0, ...upstreams.map((each) => each.error_rate ?? 0))) },
   { name: "Slowest upstream's p99", kind: "num", show: ({ upstreams }) => format.millis(Math.max(...upstreams.map((each) => each.p99_ms ?? 0)) || null) },
-], networks) : empty("No upstreams configured"));
+], networks.map((each) => ({ ...each, upstreams: ofChain(each.upstreams) }))) : empty("No upstreams configured"));
 
 const hostsTable = (processes) => (processes.length ? facts(hostsOf(processes).map(({ host, own }) =>
   [host, `${versionsOf(own).join(", ")}, ${format.counted(own.length, "process", "processes")}`])) : empty("No processes have reported yet"));

@@ -27,7 +27,7 @@ async function showList() {
   return node;
 }
 
-/* One network: its upstreams, then its bundlers. */
+/* One network: its upstreams, then its bundlers and its private relays. */
 function networkCard({ network, tip, upstreams }, load) {
   return el("section.card", { "data-network": network }, el("div.spread", null, el("h2", null, network),
     el("span.hint", null, tip ? `Block ${format.number(tip)}` : "No block yet")),
@@ -46,8 +46,8 @@ function networkCard({ network, tip, upstreams }, load) {
   ], upstreams.map((each) => ({ data: each, attributes: { "data-id": each.id } }))));
 }
 
-/* The host of an upstream, and whether it is a bundler. */
-export const placeOf = ({ host, kind }) => [kind === "bundler" && "Bundler", host ?? "Unix socket"].filter(Boolean).join(" · ");
+/* The host of an upstream, and whether it is a bundler or a relay. */
+export const placeOf = ({ host, kind }) => [kind !== "upstream" && format.label(kind), host ?? "Unix socket"].filter(Boolean).join(" · ");
 export const labelTags = ({ labels }) => labels.length > 0 && el("span.tags", null, labels.map((label) => el("code", null, label)));
 
 /* Whether no other upstream of its kind would take calls. */
