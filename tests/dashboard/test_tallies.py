@@ -1,8 +1,10 @@
-"""The figures of all pages agree: after a scripted load, Overview, Methods, Upstreams, Usage and the metrics show the same."""
+"""The figures of all pages agree: after a scripted load, Overview, Methods, Upstreams, Usage, costs and the metrics show the
+same."""
 
 from __future__ import annotations
 
 import csv
+import datetime
 import io
 from collections import Counter
 from typing import Any
@@ -13,6 +15,8 @@ import pytest
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
+from proxy.store.postgres.spending import SpendingStore
+from tests.beacon_stub import beacon_stub
 from tests.dashboard.service import NETWORK, Client, DashboardService, call, start_service
 from tests.dashboard.test_usage import known_key
 from tests.database import MIGRATED, Server
@@ -21,7 +25,9 @@ from tests.http_client import HttpClient, post, rpc
 from tests.service import until
 
 Figures = dict[str, int]
-RESULTS, REVERTS, UNKNOWN, FAILED, BATCH, SOCKET, REST, WRONG = 23, 7, 3, 4, 6, 5, 2, 3
+RESULTS, REVERTS, UNKNOWN, FAILED, BATCH, SOCKET, REST, WRONG, BEACON = 23, 7, 3, 4, 6, 5, 2, 3, 9
+# A network with a REST API, whose provider bills each call.
+BEACON_NETWORK, ROUTE, CREDITS = "ethereum-beacon/mainnet", "GET /eth/v1/beacon/blocks/{id}/root", 7
 
 
 async def act(asked: dict[str, object]) -> web.StreamResponse:
@@ -57,16 +63,24 @@ async def load(service: DashboardService, key: str) -> None:
             for number in range(SOCKET):
                 await socket.send_json({"jsonrpc": "2.0", "id": number, "method": "web3_clientVersion", "params": []})
                 assert "result" in await socket.receive_json(timeout=30)
-        for path, status, times in (("/wallets", 200, REST), ("/wallets?limit=0", 400, WRONG)):
+        root = f"/rest/{BEACON_NETWORK}{ROUTE.removeprefix('GET ').format(id='head')}"
+        transfers = f"/transfers/ethereum-sepolia/0x{'11' * 20}?limit=0"
+        wanted = [
+            (root, 200, BEACON),
+            ("/wallets", 200, REST),
+            ("/wallets?limit=0", 400, WRONG),
+            (transfers, 400, WRONG),
+        ]
+        for path, status, times in wanted:
             for _ in range(times):
                 async with session.get(service.base + path) as found:
                     assert found.status == status
 
 
-CALLS = RESULTS + REVERTS + UNKNOWN + FAILED + BATCH + SOCKET
+CALLS = RESULTS + REVERTS + UNKNOWN + FAILED + BATCH + SOCKET + BEACON
 EXPECTED: Figures = {
-    "requests": CALLS + REST + WRONG,
-    "caller_errors": REVERTS + UNKNOWN + WRONG,
+    "requests": CALLS + REST + 2 * WRONG,
+    "caller_errors": REVERTS + UNKNOWN + 2 * WRONG,
     "failures": FAILED,
     "upstream_failures": FAILED,
 }
@@ -89,7 +103,11 @@ async def metrics(service: DashboardService) -> dict[str, dict[tuple[str, ...], 
     url = f"http://127.0.0.1:{service.running.metrics_port}/metrics"
     async with aiohttp.ClientSession() as session, session.get(url) as found:
         text = await found.text()
-    wanted = {"penstock_calls": ("method", "outcome"), "penstock_upstream_calls": ("upstream", "outcome")}
+    wanted = {
+        "penstock_calls": ("method", "outcome"),
+        "penstock_upstream_calls": ("upstream", "outcome"),
+        "penstock_upstream_credits": ("upstream", "method"),
+    }
     return {
         family.name: {
             tuple(sample.labels[label] for label in wanted[family.name]): sample.value
@@ -105,8 +123,10 @@ async def metrics(service: DashboardService) -> dict[str, dict[tuple[str, ...], 
 async def own_service(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A service that nothing else uses: its figures are those of this load alone."""
     name = await server.create(MIGRATED)
-    async with start_service(server.url(name), tmp_path_factory.mktemp("tallies")) as found:
-        yield found
+    async with beacon_stub() as stub:
+        more = f'[[upstreams]]\nnetwork = "{BEACON_NETWORK}"\nurl = "{stub.url}"\ncredits = {{ "*" = {CREDITS} }}\n'
+        async with start_service(server.url(name), tmp_path_factory.mktemp("tallies"), more=more) as found:
+            yield found
     await server.drop(name)
 
 
@@ -116,7 +136,7 @@ async def test_pages_agree_after_a_scripted_load(own_service: DashboardService) 
         upstream.act = act
     holder, operator = await service.holder(), await service.operator()
     account = holder.account["id"]
-    key = await known_key(service, holder)
+    key = await known_key(service, holder, mode="live")
     await load(service, key)
 
     async def is_complete() -> bool:
@@ -163,9 +183,10 @@ async def test_pages_agree_after_a_scripted_load(own_service: DashboardService) 
     await until(has_hours)
     by_method = {line["name"]: line["totals"] for line in (await usage(operator, "/admin/usage", "method"))["series"]}
     for span in ("hour", "day"):
-        (matrix,) = (await operator.get(f"/admin/methods?span={span}")).data["networks"]
-        assert sum(row["calls"] for row in matrix["methods"]) == CALLS
-        for row in matrix["methods"]:
+        networks = (await operator.get(f"/admin/methods?span={span}")).data["networks"]
+        rows = [row for network in networks for row in network["methods"]]
+        assert sum(row["calls"] for row in rows) == CALLS
+        for row in rows:
             totals = by_method[row["method"]]
             names = ("caller_errors", "failures", "upstream_failures")
             assert [row["calls"], *(row[name] for name in names)] == [
@@ -186,10 +207,25 @@ async def test_pages_agree_after_a_scripted_load(own_service: DashboardService) 
         assert count == errors.get(outcome, totals["requests"] - sum(errors.values())), (method, outcome)
 
     async def upstreams_agree() -> bool:
-        (network,) = (await operator.get("/admin/networks")).data["networks"]
+        networks = (await operator.get("/admin/networks")).data["networks"]
         counted = (await metrics(service))["penstock_upstream_calls"]
-        shown = {(each["label"], "answered"): each["answered"] for each in network["upstreams"]}
+        upstreams = [each for network in networks for each in network["upstreams"]]
+        shown = {(each["label"], "answered"): each["answered"] for each in upstreams}
         return all(counted[place] == count for place, count in shown.items())
 
     await until(upstreams_agree)
+
+    # Costs: the account has the credits of its own calls, and the sums with those of polls are the metrics'.
+    today, spending = datetime.datetime.now(datetime.UTC).date(), SpendingStore(service.pool)
+
+    async def credits_by_method(of: str | None = None) -> Figures:
+        rows = await spending.read(today - datetime.timedelta(days=1), today, "method", of)
+        return {row["name"]: row["credits"] for row in rows}
+
+    async def costs_agree() -> bool:
+        counted = (await metrics(service))["penstock_upstream_credits"]
+        return {method: int(count) for (_, method), count in counted.items()} == await credits_by_method()
+
+    await until(costs_agree)
+    assert await credits_by_method(account) == {ROUTE: BEACON * CREDITS}
     assert (await call(service, key)).status == 200

@@ -29,7 +29,8 @@ def network_list(
 
 
 def _network(network: Network, follows: Callable[[str], bool]) -> dict[str, Any]:
-    features = family_of(network).features
+    family = family_of(network)
+    features = family.features | {"rest" if family.rest is not None else "rpc"}
     return {
         "network": network.id,
         "title": network.chain.title,

@@ -70,7 +70,8 @@ class UsableNetworks:
         network = route.network
         known, follows = family_of(network).features, self._follows(network.id)
         has = {
-            "rpc": True,
+            "rpc": family_of(network).rest is None,
+            "rest": family_of(network).rest is not None,
             "archive": route.state.oldest_block(DATA_INDEX["state"]) <= 1,
             "subscriptions": family_of(network).subscriptions is not None,
             "tokens": family_of(network).tokens is not None and (follows or "follower" not in known),

@@ -67,7 +67,8 @@ class Explorer {
 
   /* `keys`: those that the session can send as. */
   constructor(available, keys) {
-    this.networks = available;
+    // The others have no JSON-RPC.
+    this.networks = available.filter(({ features }) => features.includes("rpc"));
     this.keys = keys;
     const form = forms.form([...keyFields(keys, () => this.#reset()), this.#fields], { label: "Send", send: () => this.#send() });
     form.addEventListener("input", () => this.#updateSnippet());

@@ -30,7 +30,7 @@ const namesOf = (each) => [idOf(each), each.title, ...each.aliases, each.chain_i
 const wordOf = ({ chain, network }) => `${chain}-${network}`;
 
 const urlsOf = (each) => ({
-  HTTP: `${location.origin}/v1/rpc/${idOf(each)}`,
+  HTTP: each.features.includes("rpc") ? `${location.origin}/v1/rpc/${idOf(each)}` : `${location.origin}/v1/rest/${idOf(each)}/{path}`,
   WebSocket: each.features.includes("subscriptions") && `${location.origin.replace(/^http/, "ws")}/v1/ws/${idOf(each)}`,
   REST: each.features.includes("tokens") ? `${location.origin}/v1/tokens/${wordOf(each)}/balances/{address}`
     : each.features.includes("gas_prices") && `${location.origin}/v1/gas/${wordOf(each)}/prices`,

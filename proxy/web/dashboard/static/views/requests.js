@@ -121,7 +121,7 @@ async function showRequest(client, id, base) {
   return [heading(found.called ?? (found.method || "Request"), { lead: idField(found.id), actions: el("a.button", { href: base }, "All requests") }),
     card("Summary", facts(summaryOf(found))), card("Upstreams", attemptsTable(found.attempts)),
     found.error && errorCard(found),
-    CALLS.has(found.surface) && found.network && codeBlock(found.params ? "Repeat it" : "Repeat it: add the params, which are not recorded", repeatOf(found)).node];
+    CALLS.has(found.surface) && found.network && !isRoute(found) && codeBlock(found.params ? "Repeat it" : "Repeat it: add the params, which are not recorded", repeatOf(found)).node];
 }
 
 const CAUSES = {
@@ -146,7 +146,7 @@ const summaryOf = (found) => [
   ["Status", found.error && found.status < 400 ? `${found.status}, with a JSON-RPC error` : String(found.status)],
   ["Network", found.network ?? format.NONE],
   ["Duration", format.millis(found.ms)],
-  ["Price", found.price === null ? format.NONE : `${format.number(found.price)} units`],
+  ...found.price === null ? [] : [["Price", format.counted(found.price, "unit")]],
   ["Units charged", format.number(found.units)],
   ["Cache", found.cache ?? format.NONE],
   ["State at block", format.number(found.block)],
@@ -163,6 +163,9 @@ const attemptsTable = (attempts) => (attempts.length ? table("Attempts", [
   { name: "Duration", kind: "num", show: (each) => format.millis(each.ms) },
   { name: "Outcome", show: (each) => each.outcome },
 ], attempts.map((each) => ({ data: each }))) : empty("No upstream was asked"));
+
+/* Whether it is a request to a chain's REST API, also to a path that the API does not have. */
+const isRoute = ({ method, called }) => method.includes(" /") || (method === "other" && !called);
 
 /* Without recorded params, the reader fills them in. */
 function repeatOf(found) {
