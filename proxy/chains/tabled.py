@@ -23,6 +23,8 @@ from proxy.core.caching import Lifetime
 
 # Shorter text of digits alone is a number.
 _SHORTEST_HASH = 20
+# The longest text that names a block, with escapes. Longer ones, which may have a megabyte, are not hashed.
+_LONGEST_NAME = 1024
 # Some upstreams pretty-print JSON, with a space in empty values.
 _EMPTY = frozenset((b"", b"null", b"[]", b"{}", b"[ ]", b"{ }", b'""'))
 _LONGEST_EMPTY = max(map(len, _EMPTY))
@@ -105,6 +107,8 @@ class _Rules:
             return BlockRef("number", number)
         if value[:1] == b"{":
             return self._in_object(value)
+        if len(value) > _LONGEST_NAME:
+            return BlockRef("tag", tag=names.latest)
         text = text_of(value)
         if not text or text == names.latest or text in names.tags or text in names.pending:
             return BlockRef("tag", tag=text or names.latest)

@@ -96,6 +96,19 @@ def test_block_of_a_call_is_read_from_its_raw_params(method: str, params: str, e
     assert EVM.block_ref(METHODS[method], params.encode()) == expected
 
 
+@pytest.mark.parametrize("block", ['"%s"', '{"blockNumber":"%s"}', '"0x%s"'])
+def test_text_too_long_for_a_block_counts_as_latest(block: str) -> None:
+    params = f"[{ADDRESS},{block % ('1' * 1_000_000)}]".encode()
+    assert EVM.block_ref(METHODS["eth_getBalance"], params) == tag("latest")
+
+
+@pytest.mark.parametrize("name", ["0x5", "finalized", "0x" + "ab" * 32])
+def test_every_character_of_a_block_may_be_escaped(name: str) -> None:
+    escaped = "".join(f"\\u{ord(each):04x}" for each in name)
+    params = [f'[{ADDRESS},"{text}"]'.encode() for text in (name, escaped)]
+    assert len({EVM.block_ref(METHODS["eth_getBalance"], each) for each in params}) == 1
+
+
 def _plainly(params: list[object], at: int) -> BlockRef:
     """The same rule for strings, by decoding everything."""
     word = params[at] if at < len(params) else "latest"

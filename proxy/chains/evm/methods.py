@@ -32,6 +32,10 @@ _QUOTED_TAGS = {b'"%b"' % tag.encode(): ref for tag, ref in _TAGS.items()}
 _UNKNOWN = BlockRef("hash", block_hash="?")
 # A 32-byte hash with 0x and quotes.
 _HASH_BYTES = 68
+# The longest text that names a block: a hash of which every character is escaped. Longer ones, which may have a megabyte, are
+# neither copied nor hashed.
+_LONGEST_NAME = 6 * _HASH_BYTES
+_OBJECT = ord("{")
 
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -61,16 +65,21 @@ def block_ref(method: Method, params: bytes) -> BlockRef:
 
 
 def _item(params: bytes, at: int) -> bytes:
-    """The bytes of one of the params; empty if it is missing."""
+    """The bytes of one of the params; empty if it is missing, or too long for a block."""
     try:
         items = _items(params)
     except _UNREADABLE:
         return b""
-    return bytes(items[at]) if at < len(items) else b""
+    if at >= len(items):
+        return b""
+    item = items[at]
+    return bytes(item) if len(item) <= _LONGEST_NAME or memoryview(item)[0] == _OBJECT else b""
 
 
 def _ref(raw: bytes) -> BlockRef:
     """The block named by a JSON value other than an object."""
+    if len(raw) > _LONGEST_NAME:
+        return LATEST
     if (tag := _QUOTED_TAGS.get(raw)) is not None:
         return tag
     if not raw.startswith(b'"'):

@@ -20,6 +20,8 @@ from proxy.core.caching import Lifetime
 
 _TAGS = {tag: BlockRef("tag", tag=tag) for tag in ("processed", "confirmed", "finalized")}
 _HASHES = {tag: BlockRef("hash", tag=tag) for tag in _TAGS}
+# A longer text, which may have a megabyte, is not hashed.
+_LONGEST_TAG = max(map(len, _TAGS))
 NONE = BlockRef("none")
 
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -61,7 +63,7 @@ def _commitment(items: list[bytes]) -> str:
         tag = _config(config).commitment
     except _UNREADABLE:
         return "processed"
-    return tag if tag in _TAGS else "processed"
+    return tag if len(tag) <= _LONGEST_TAG and tag in _TAGS else "processed"
 
 
 def _number(raw: bytes) -> int | None:
