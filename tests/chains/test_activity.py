@@ -75,12 +75,24 @@ EXPECTED = [
 ]
 
 
+def tree(given: dict[str, Any]) -> activity.TracedCall:
+    return activity.read_traced_call(msgspec.json.encode(given))
+
+
 def test_calls_of_a_tree_are_those_below_it_that_moved_coins_and_were_not_undone() -> None:
-    assert activity.calls_of_tree(HASH, TREE) == EXPECTED
+    assert activity.calls_of_tree(HASH, tree(TREE)) == EXPECTED
 
 
 def test_failed_transaction_has_no_calls() -> None:
-    assert activity.calls_of_tree(HASH, {**TREE, "error": "out of gas"}) == []
+    assert activity.calls_of_tree(HASH, tree({**TREE, "error": "out of gas"})) == []
+
+
+def test_calls_may_be_as_deep_as_gas_allows() -> None:
+    deep: dict[str, Any] = {"type": "CALL", "from": A, "to": B, "value": "0x1"}
+    for _ in range(400):
+        deep = {"type": "CALL", "from": A, "to": B, "value": "0x0", "calls": [deep]}
+    (found,) = activity.calls_of_tree(HASH, tree(deep))
+    assert found.path == (0,) * 400
 
 
 def trace(kind: str, path: list[int], action: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -115,4 +127,4 @@ def test_value_that_no_chain_has_is_refused(value: str) -> None:
         activity.decoded_transactions([msgspec.Raw(msgspec.json.encode(transaction))])
     call = {"type": "CALL", "from": "0x" + "11" * 20, "to": "0x" + "22" * 20, "value": value}
     with pytest.raises(ValueError, match="256"):
-        activity.calls_of_tree("0x1", {"calls": [call]})
+        activity.calls_of_tree("0x1", tree({"calls": [call]}))

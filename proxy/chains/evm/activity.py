@@ -8,7 +8,7 @@ foreign code in the caller's name and move nothing.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -117,26 +117,47 @@ def _uint256(text: str) -> int:
 # Calls
 
 
-def calls_of_tree(transaction: str, tree: Mapping[str, Any]) -> list[InternalTransfer]:
-    """From `callTracer`'s result for a transaction."""
-    return [*_below(transaction, tree, ())]
+class TracedCall(msgspec.Struct, rename={"kind": "type", "sender": "from"}, gc=False):
+    """A call in `callTracer`'s result, with the calls that it made."""
+
+    kind: str = ""
+    sender: str = ""
+    to: str | None = None
+    value: str | None = None
+    error: str | None = None
+    calls: list[TracedCall] | None = None
 
 
-def _below(transaction: str, node: Mapping[str, Any], path: tuple[int, ...]) -> Iterator[InternalTransfer]:
-    if node.get("error"):
-        return  # Reverted, together with all calls below it.
-    if path and (found := _call(transaction, path, node)):
-        yield found
-    for index, child in enumerate(node.get("calls") or ()):
-        yield from _below(transaction, child, (*path, index))
+class TracedTransaction(msgspec.Struct, rename={"hash": "txHash", "call": "result"}, gc=False):
+    hash: str
+    call: TracedCall
 
 
-def _call(transaction: str, path: tuple[int, ...], node: Mapping[str, Any]) -> InternalTransfer | None:
-    kind = str(node.get("type", "")).lower()
-    value = _uint256(node.get("value") or "0x0")
-    if kind not in _MOVES or not value or not node.get("to"):
+read_traced_call = msgspec.json.Decoder(TracedCall).decode
+read_traced_transaction = msgspec.json.Decoder(TracedTransaction).decode
+
+
+def calls_of_tree(transaction: str, tree: TracedCall) -> list[InternalTransfer]:
+    """From `callTracer`'s result for a transaction, in the order of the calls."""
+    found: list[InternalTransfer] = []
+    open_: list[tuple[TracedCall, tuple[int, ...]]] = [(tree, ())]
+    while open_:
+        node, path = open_.pop()
+        if node.error:
+            continue  # Reverted, together with all calls below it.
+        if path and (call := _call(transaction, path, node)):
+            found.append(call)
+        if node.calls:
+            open_ += [(child, (*path, index)) for index, child in enumerate(node.calls)][::-1]
+    return found
+
+
+def _call(transaction: str, path: tuple[int, ...], node: TracedCall) -> InternalTransfer | None:
+    kind = node.kind.lower()
+    value = _uint256(node.value or "0x0")
+    if kind not in _MOVES or not value or not node.to:
         return None
-    return InternalTransfer(transaction, path, kind, _fromhex(node["from"][2:]), _fromhex(node["to"][2:]), value)
+    return InternalTransfer(transaction, path, kind, _fromhex(node.sender[2:]), _fromhex(node.to[2:]), value)
 
 
 def calls_of_list(traces: list[Mapping[str, Any]]) -> list[InternalTransfer]:

@@ -77,7 +77,7 @@ class TraceReader:
                 if index + 1 < len(self._methods) and upstream_errors.classify(exc.error).kind == "unsupported":
                     continue
                 raise
-            except (ValueError, KeyError, TypeError) as exc:
+            except (ValueError, KeyError, TypeError, RecursionError) as exc:
                 raise MalformedTrace(f"{type(exc).__name__}: {exc}") from exc
             if index:
                 self._methods, self._chosen = self._methods[index:] + self._methods[:index], time.monotonic()
@@ -89,7 +89,8 @@ class TraceReader:
         traces = await self._internal_calls.raw(self._network, method, block_hash, _TRACER, fresh=True)
         found: list[InternalTransfer] = []
         async for part in self._parts(traces):
-            found += [call for each in part for call in activity.calls_of_tree(each["txHash"], each["result"])]
+            for each in map(activity.read_traced_transaction, part):
+                found += activity.calls_of_tree(each.hash, each.call)
         return found
 
     async def _by_list(self, block: int, block_hash: str, *, method: str = "trace_block") -> list[InternalTransfer]:
@@ -97,7 +98,8 @@ class TraceReader:
         found: list[InternalTransfer] = []
         # The traces of one transaction are read together: a reverted call undoes those below it.
         open_: list[Any] = []
-        async for part in self._parts(raw):
+        async for items in self._parts(raw):
+            part = [orjson.loads(bytes(each)) for each in items]
             if any(trace["blockHash"] != block_hash for trace in part):
                 raise Unavailable("the upstream returned traces of another block")
             last = part[-1].get("transactionHash")
@@ -119,11 +121,11 @@ class TraceReader:
             method = "debug_traceTransaction"
             tree = await self._internal_calls.raw(self._network, method, name, _TRACER, fresh=True)
             await self._pause()
-            found += activity.calls_of_tree(name, orjson.loads(tree))
+            found += activity.calls_of_tree(name, activity.read_traced_call(tree))
         return found
 
-    async def _parts(self, traces: bytes) -> AsyncIterator[list[Any]]:
-        """The decoded items of an array, about `STEP_BYTES` at a time."""
+    async def _parts(self, traces: bytes) -> AsyncIterator[list[msgspec.Raw]]:
+        """The items of an array, about `STEP_BYTES` at a time."""
         await self._pause()
         items, size = list[msgspec.Raw](), 0
         for item in _items(traces):
@@ -131,8 +133,8 @@ class TraceReader:
             size += len(item)
             if size >= STEP_BYTES:
                 await self._pause()
-                yield [orjson.loads(bytes(each)) for each in items]
+                yield items
                 items, size = [], 0
         if items:
             await self._pause()
-            yield [orjson.loads(bytes(each)) for each in items]
+            yield items
