@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from proxy.commands import context
-from proxy.core.request_records import EVENT_PREFIX, AttemptKind, Blame, RecordReader, RequestRecord, kind_of
+from proxy.core.request_records import AttemptKind, Blame, RecordReader, RequestRecord, kind_of
 from proxy.errors import NotFound
 from proxy.store.postgres.request_store import RequestStore
 
@@ -50,8 +50,7 @@ async def _explain(args: argparse.Namespace) -> int:
     await pool.open()
     try:
         store = RequestStore(pool)
-        is_delivery = args.id.startswith(EVENT_PREFIX)
-        record = await (store.read_delivery if is_delivery else store.read)(args.id, RecordReader(account=args.account))
+        record = await store.read(args.id, RecordReader(account=args.account))
     finally:
         await pool.close()
     if record is None:

@@ -26,7 +26,7 @@ Blame = Literal["", "client", "limit", "chain", "upstream", "service"]
 AttemptKind = Literal["first", "hedge", "retry", "check", "read"]
 Surface = Literal["http", "batch", "item", "socket", "rest", "webhook"]
 # The ids of webhook events, which identify their deliveries; and our ids of requests. Clients cannot choose such ids.
-EVENT_PREFIX, OWN_PREFIX = "evt_", "req_"
+_EVENT_PREFIX, OWN_PREFIX = "evt_", "req_"
 # The beginning of the outcome of an attempt that verified the reply, and of one that a REST operation needed.
 VERIFYING, READING = "for verification: ", "for the reply: "
 
@@ -124,6 +124,11 @@ class ErrorGroup:
     example: str
     # The upstreams that were asked last, five at most.
     upstreams: Sequence[str] = ()
+
+
+def is_delivery(request_id: str) -> bool:
+    """Whether an id is that of a webhook event."""
+    return request_id.startswith(_EVENT_PREFIX)
 
 
 def blame_of(outcome: Outcome, status: int) -> Blame:

@@ -12,14 +12,7 @@ import asyncpg
 
 from proxy import telemetry
 from proxy.core.paging import Page
-from proxy.core.request_records import (
-    EVENT_PREFIX,
-    ErrorGroup,
-    FilterChoice,
-    RecordReader,
-    RequestFilter,
-    RequestRecord,
-)
+from proxy.core.request_records import ErrorGroup, FilterChoice, RecordReader, RequestFilter, RequestRecord
 from proxy.errors import NotFound, Unavailable
 from proxy.services.request_recorder import RequestRecorder
 from proxy.store.postgres.bad_rows import BadRows
@@ -85,8 +78,7 @@ class RequestLog:
 
     async def read(self, request_id: str, reader: RecordReader) -> RequestRecord:
         """The newest record with this id that the reader may see. An event's id means its webhook delivery."""
-        is_delivery = request_id.startswith(EVENT_PREFIX)
-        found = await (self._store.read_delivery if is_delivery else self._store.read)(request_id, reader)
+        found = await self._store.read(request_id, reader)
         if found is None:
             raise NotFound(
                 f"there is no record of the request {request_id}: it is not an id of yours, was not recorded, or is too old"

@@ -11,7 +11,7 @@ import orjson
 
 from proxy.core.access import USUAL_SAMPLE
 from proxy.core.paging import Page
-from proxy.core.request_records import ErrorGroup, FilterChoice, RecordReader, RequestFilter, RequestRecord
+from proxy.core.request_records import ErrorGroup, FilterChoice, RecordReader, RequestFilter, RequestRecord, is_delivery
 from proxy.core.upstream_errors import KINDS
 from proxy.errors import InvalidRequest
 from proxy.store.postgres import sql
@@ -64,6 +64,10 @@ class RequestStore:
         self._open = {day for day in self._open if day >= before}
 
     async def read(self, request_id: str, reader: RecordReader) -> RequestRecord | None:
+        """The newest record with this id that the reader may see. An event's id means its webhook delivery."""
+        return await (self._read_delivery if is_delivery(request_id) else self._read_request)(request_id, reader)
+
+    async def _read_request(self, request_id: str, reader: RecordReader) -> RequestRecord | None:
         seen = _bounds(reader)
         async with self._pool.connection() as connection:
             row = await connection.fetchrow(sql.requests.read_request, request_id, *seen)
@@ -80,7 +84,7 @@ class RequestStore:
                 record.others = same["records"] - 1
         return record
 
-    async def read_delivery(self, event_id: str, reader: RecordReader) -> RequestRecord | None:
+    async def _read_delivery(self, event_id: str, reader: RecordReader) -> RequestRecord | None:
         """The record of a webhook delivery, from the attempts that were made."""
         async with self._pool.connection() as connection:
             rows = await connection.fetch(sql.requests.read_delivery, event_id, reader.account, reader.networks)

@@ -11,12 +11,12 @@ from proxy.chains.evm.revert_reasons import message_of
 from proxy.core.access import SCOPE_BIT, Key
 from proxy.core.paging import Page
 from proxy.core.request_records import (
-    EVENT_PREFIX,
     ErrorGroup,
     FilterChoice,
     RecordReader,
     RequestFilter,
     RequestRecord,
+    is_delivery,
     kind_of,
 )
 from proxy.services.request_log import RequestLog
@@ -62,7 +62,7 @@ class RequestRecordHandlers:
 
     async def read(self, request: RestRequest) -> dict[str, Any]:
         key, wanted = request.key, request.path["id"]
-        may_read_all = key.scopes & (DELIVERIES if wanted.startswith(EVENT_PREFIX) else ALL_REQUESTS)
+        may_read_all = key.scopes & (DELIVERIES if is_delivery(wanted) else ALL_REQUESTS)
         reader = _reader(key)
         record = await self._requests.read(wanted, reader if may_read_all else replace(reader, networks=()))
         return {**self._shown(record), "others": record.others}
