@@ -66,6 +66,7 @@ MODULES = (
     "proxy.wire.http1",
     "proxy.wire.http_connection",
     "proxy.wire.http_upstream",
+    "proxy.wire.ok_upstream",
     "proxy.wire.rest_upstream",
     "proxy.wire.signing_upstream",
     "proxy.wire.sliced_reading",

@@ -310,6 +310,8 @@ class Family:
     `is_empty(method, result)`: whether an upstream that is behind would return the same.
     `error_rules`: what errors of its nodes mean, before the rules that hold for all (`core/upstream_errors.py`).
     `error_members`: members of errors that clients get beside the code, the message and the data.
+    `volatile`: members of results that some nodes leave out, or that differ between nodes that are right. Comparisons leave
+    them out, in addition to those of the method.
     `rest`: its upstreams serve REST routes, and its methods are those routes (`core/rest_routes.py`); None for JSON-RPC.
     `dialect`: the JSON-RPC that its clients speak. `batches`: its upstreams accept batches.
     `at_head`: reads that depend on the head go to upstreams that have it. Otherwise a small lag is accepted.
@@ -343,6 +345,7 @@ class Family:
     facts: Mapping[str, Any] = field(default_factory=dict)
     error_rules: tuple[ErrorRule, ...] = ()
     error_members: tuple[str, ...] = ()
+    volatile: frozenset[str] = frozenset()
     rest: RestTransport | None = None
     dialect: Dialect = STRICT
     batches: bool = True

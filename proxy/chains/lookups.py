@@ -21,7 +21,7 @@ from proxy.core.data_bounds import DataKind
 UpstreamCall = tuple[str, bytes]
 # The number, the hash and the parent hash of a block. The parent hash is empty if it is not known.
 ReportedBlock = tuple[int, str, str]
-# How a family writes block numbers: `5`, `"5"` or `"0x5"`.
+# How a family writes block numbers: `5`, `"5"` or `"0x5"`. Where they are text, numbers are read as well.
 NumberForm = Literal["number", "text", "hex"]
 # Values by name, as JSON.
 Values = dict[str, bytes]
@@ -50,6 +50,28 @@ def _below(result: bytes, step: str) -> bytes:
     return bytes(_members(result)[step])
 
 
+def with_value(given: bytes, path: str, value: bytes) -> bytes:
+    """The JSON with this value at a path. It adds members, and the item after the last one of an array. Raises LookupError or
+    ValueError if the path leads nowhere."""
+    if not path:
+        return value
+    step, _, rest = path.partition(".")
+    if given[:1] == b"[" or (not given and step.isdecimal()):
+        items, index = _items(given or b"[]"), int(step)
+        if index > len(items):
+            raise LookupError(f"there are only {len(items)} items")
+        below = bytes(items[index]) if index < len(items) else ABSENT
+        items[index : index + 1] = [msgspec.Raw(with_value(below, rest, value))]
+        return msgspec.json.encode(items)
+    members = _members(given or b"{}")
+    members[step] = msgspec.Raw(with_value(bytes(members.get(step, ABSENT)), rest, value))
+    return msgspec.json.encode(members)
+
+
+def without_member(given: bytes, name: str) -> bytes:
+    return msgspec.json.encode({each: value for each, value in _members(given).items() if each != name})
+
+
 def text_of(value: bytes) -> str:
     """The text of a string or of another scalar; empty for null, for objects and for arrays."""
     if value[:1] != b'"':
@@ -64,7 +86,8 @@ def number_of(value: bytes, form: NumberForm) -> int | None:
     """The number that a JSON value names in this form; None if it names none."""
     if len(value) > _LONGEST_NUMBER:
         return None
-    text = value if form == "number" else value[1:-1] if value[:1] == b'"' else b""
+    is_quoted = value[:1] == b'"'
+    text = value[1:-1] if is_quoted and form != "number" else b"" if is_quoted or form == "hex" else value
     digits = text[2:] if form == "hex" and text[:2] == b"0x" else b"" if form == "hex" else text
     if not digits.isalnum():
         return None
@@ -161,6 +184,7 @@ class Lookups:
     `number`: the head's number. `head`, `final`: the head and the newest final block, with their hashes if they have any.
     `block`: the block with a given number, in families whose blocks can be replaced by others of the same height.
     `chain`: the identity that the settings of a network name. `first`: something that identifies the chain better, if there is.
+    `version`: that of the API, which must be the same for all upstreams, because results differ between versions.
     `status`: whether the upstream is syncing, its lowest block, and methods that it does not serve.
     `bounds`: for each kind of data, a question for that data of the block `number`, whose answer is `found`. `before` is the
     block before it.
@@ -174,6 +198,7 @@ class Lookups:
     block: Lookup | None = None
     chain: Lookup | None = None
     first: Lookup | None = None
+    version: Lookup | None = None
     status: Lookup | None = None
     bounds: Mapping[DataKind, Lookup] = field(default_factory=dict)
     subscribe: Lookup | None = None

@@ -11,14 +11,25 @@ the head moves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from proxy.chains.family import HASH, NONE, AddressFormat, BlockRef, CacheRule, Family, FinalResult, HeadReader, Method
-from proxy.chains.lookups import ABSENT, Lookup, Lookups, NumberForm, number_of, number_text, text_of, value_at
+from proxy.chains.lookups import (
+    ABSENT,
+    Lookup,
+    Lookups,
+    NumberForm,
+    number_of,
+    number_text,
+    text_of,
+    value_at,
+    with_value,
+    without_member,
+)
 from proxy.core.caching import Lifetime
 
 # Shorter text of digits alone is a number.
@@ -28,22 +39,28 @@ _LONGEST_NAME = 1024
 # Some upstreams pretty-print JSON, with a space in empty values.
 _EMPTY = frozenset((b"", b"null", b"[]", b"{}", b"[ ]", b"{ }", b'""'))
 _LONGEST_EMPTY = max(map(len, _EMPTY))
+# The record of a reply has its headers as well. Those that are passed on are short.
+_LONGEST_EMPTY_RECORD = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class BlockNames:
     """How params name blocks. `latest`: the word for the head. `tags`: words for other moving heads. `pending`: words for state
-    outside of any block, which is never cached. `members`: those of an object that names a block, `number` and `hash`."""
+    outside of any block, which is never cached. `members`: those of an object that names a block, `number` and `hash`.
+    `tag_member`: the param that has the word, where params are an object and the block is another one. `by_hash`: reads of
+    state name blocks by their hashes alone."""
 
     numbers: NumberForm = "number"
     latest: str = "latest"
     tags: frozenset[str] = frozenset()
     pending: frozenset[str] = frozenset()
     members: Mapping[str, str] = field(default_factory=dict)
+    tag_member: str = ""
+    by_hash: bool = False
 
 
-def family_of_tables(name: str, names: BlockNames, lookups: Lookups) -> Family:
-    rules = _Rules(names)
+def family_of_tables(name: str, names: BlockNames, lookups: Lookups, *, is_rest: bool = False) -> Family:
+    rules = _Rules(names, is_empty_record if is_rest else is_empty)
     reader = HeadReader(
         read_number=_HeadNumber(lookups.head or lookups.number, names.numbers),
         write_number=lambda number: number_text(number, names.numbers),
@@ -52,11 +69,12 @@ def family_of_tables(name: str, names: BlockNames, lookups: Lookups) -> Family:
         name=name,
         block_ref=rules.block_ref,
         lifetime=rules.lifetime,
-        is_empty=is_empty,
+        is_empty=rules.is_empty,
         head=reader,
         addresses=AddressFormat(_no_address, bytes.decode, "not read on chains of this family"),
         latest=names.latest,
         at_head=True,
+        at_block=rules.at_block,
     )
 
 
@@ -66,6 +84,11 @@ def _no_address(text: str) -> bytes | None:
 
 def is_empty(method: Method, result: bytes) -> bool:
     return result == b"null" or (method.empty and len(result) <= _LONGEST_EMPTY and result in _EMPTY)
+
+
+def is_empty_record(method: Method, result: bytes) -> bool:
+    """The same for the record of a reply (`core/rest_routes.py`)."""
+    return method.empty and len(result) <= _LONGEST_EMPTY_RECORD and value_at(result, "body") in _EMPTY
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +108,37 @@ class _HeadNumber:
 @dataclass(frozen=True, slots=True)
 class _Rules:
     names: BlockNames
+    is_empty: Callable[[Method, bytes], bool]
 
     def block_ref(self, method: Method, params: bytes) -> BlockRef:
         rule = cache_rule(method, params)
         if method.block_at is None or rule == "head":
             return self._without_block(rule)
-        return self._named(param(params, method.block_at, method.block_name))
+        value = param(params, method.block_at, method.block_name)
+        if value in (ABSENT, b"null") and (tag := self._tag(params)):
+            return BlockRef("tag", tag=tag)
+        return self._named(value)
+
+    def at_block(self, method: Method, params: bytes, number: int) -> bytes:
+        """The params with this block in place of the newest one, named or left out. Other blocks stay."""
+        names, at = self.names, method.block_at
+        if at is None or method.cache != "block" or names.by_hash or self.block_ref(method, params).tag != names.latest:
+            return params
+        value = number_text(number, names.numbers)
+        if "number" in names.members:
+            value = b"{%b:%b}" % (msgspec.json.encode(names.members["number"]), value)
+        try:
+            if params[:1] == b"[":
+                return with_value(params, str(at), value)
+            bare = without_member(params, names.tag_member) if self._tag(params) else params
+            return with_value(bare, method.block_name, value)
+        except (LookupError, ValueError, msgspec.DecodeError):
+            return params
+
+    def _tag(self, params: bytes) -> str:
+        """The word for a block in a param of its own."""
+        names = self.names
+        return text_of(value_at(params, names.tag_member)) if names.tag_member and params[:1] == b"{" else ""
 
     def _without_block(self, rule: CacheRule) -> BlockRef:
         """A call that names no block depends on the head, unless its result never changes or is not cached."""
@@ -127,7 +175,7 @@ class _Rules:
 
     def lifetime(self, method: Method, params: bytes, result: bytes, ref: BlockRef, head: int, final: int) -> Lifetime:
         rule = cache_rule(method, params)
-        if rule == "never" or ref.tag in self.names.pending or is_empty(method, result):
+        if rule == "never" or ref.tag in self.names.pending or self.is_empty(method, result):
             return "never"
         if method.never_if is not None and _has_value(result, method.never_if):
             return "never"

@@ -33,7 +33,7 @@ from proxy.wire.write_buffer import WriteBuffer
 COLUMNS = ("part", "state", "chain", "head", "behind", "bounds", "batches", "operator", "problem")
 CACHE_S = 3.0
 # States that keep the service from working.
-_USELESS = frozenset(("failed", "wrong_chain", "forked", "silent", "unchecked"))
+_USELESS = frozenset(("failed", "wrong_chain", "wrong_version", "forked", "silent", "unchecked"))
 ConnectionRow = dict[str, Any]
 
 

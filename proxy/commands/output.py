@@ -21,7 +21,10 @@ STATE_COLUMNS = ("state", "status")
 COLOURS = {
     **dict.fromkeys(("up", "active", "included"), _GREEN),
     **dict.fromkeys(("cordoned", "resting", "ahead", "lagging", "unchecked", "paused", "sent"), _YELLOW),
-    **dict.fromkeys(("failed", "wrong_chain", "forked", "distrusted", "open", "silent", "revoked", "disabled"), _RED),
+    **dict.fromkeys(
+        ("failed", "wrong_chain", "wrong_version", "forked", "distrusted", "open", "silent", "revoked", "disabled"),
+        _RED,
+    ),
 }
 
 

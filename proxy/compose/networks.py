@@ -12,6 +12,7 @@ from typing import TypeVar
 from proxy.chains.evm.bundler_methods import BUNDLER as BUNDLER_FAMILY
 from proxy.chains.evm.signer import Signer, relay_header
 from proxy.chains.families import family_of
+from proxy.chains.family import Family
 from proxy.chains.registry import Network
 from proxy.compose.upstream_ids import BUNDLER, RELAY, upstream_id_of
 from proxy.core import verification
@@ -50,6 +51,7 @@ from proxy.telemetry import Tally
 from proxy.turn_queue import TurnQueue
 from proxy.wire.address import UpstreamAddress, headers_of
 from proxy.wire.http_upstream import HttpUpstream
+from proxy.wire.ok_upstream import OkUpstream
 from proxy.wire.redaction import private_words
 from proxy.wire.rest_upstream import RestUpstream
 from proxy.wire.signing_upstream import SigningUpstream
@@ -300,8 +302,8 @@ class NetworkBuilder:
 
     def _upstream(self, network: Network, label: str, index: int, given: UpstreamSettings, kind: str) -> Upstream:
         batch = given.batch if family_of(network).batches else 1
-        rest = None if kind else family_of(network).rest
-        upstream = self._built(self._health(network, label, index, given, kind), given, batch, rest)
+        family = None if kind else family_of(network)
+        upstream = self._built(self._health(network, label, index, given, kind), given, batch, family)
         upstream.memory = self._held
         upstream.private_words = private_words(given.url, headers_of(given), given.proxy)
         return upstream
@@ -355,14 +357,14 @@ class NetworkBuilder:
             return self._leases.rate(upstream_id, per_second)
         return SharedRate(self._memory.upstreams, upstream_id, per_second, self._hosts)
 
-    def _built(
-        self, health: UpstreamHealth, given: UpstreamSettings, batch: int, rest: RestTransport | None
-    ) -> Upstream:
+    def _built(self, health: UpstreamHealth, given: UpstreamSettings, batch: int, family: Family | None) -> Upstream:
+        """`family`: that of the chain, if the upstream is one of its nodes."""
         if given.url.startswith("ws"):
             return WebSocketUpstream(health, given, limit=given.connections, batch=batch)
         address = UpstreamAddress.of(given)
-        if rest is not None:
-            return RestUpstream(health, address, self._write_buffer, self._turns, rest, limit=given.connections)
+        if family is not None and (family.rest is not None or family.dialect.says_ok):
+            kind, terms = (OkUpstream, RestTransport()) if family.rest is None else (RestUpstream, family.rest)
+            return kind(health, address, self._write_buffer, self._turns, terms, limit=given.connections)
         depth = given.depth or self._settings.rpc.depth
         return HttpUpstream(
             health, address, self._write_buffer, self._turns, limit=given.connections, depth=depth, batch=batch

@@ -17,6 +17,7 @@ from proxy.core.usage import BUCKETS, quantile_ms
 _STATES: dict[str, Callable[[UpstreamHealth, float], bool]] = {
     "cordoned": lambda health, now: health.cordoned,
     "wrong_chain": lambda health, now: health.standing == "wrong_chain",
+    "wrong_version": lambda health, now: health.standing == "wrong_version",
     "forked": lambda health, now: health.standing == "forked",
     "distrusted": lambda health, now: now < health.distrusted_until,
     "open": lambda health, now: bool(health.pause_s),
@@ -34,6 +35,7 @@ _LIMPING = frozenset({"silent", "unchecked", "resting", "ahead", "lagging"})
 REASONS = {
     "cordoned": "an operator took it out of use",
     "wrong_chain": "it is on another chain than the settings name",
+    "wrong_version": "it serves another version of the API than the first upstream of its network",
     "forked": "it is on another branch than most upstreams",
     "distrusted": "its replies were contradicted by others or by a proof",
     "open": "too many calls failed",

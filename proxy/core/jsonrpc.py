@@ -34,12 +34,14 @@ MAX_METHOD = 128
 MAX_DEPTH: Final = 500
 NULL = b"null"
 NO_PARAMS = b"[]"
+NO_NAMED_PARAMS = b"{}"
 
 # A call: its method, its params and its id as they were sent. An empty id is a notification's. That of a call before JSON-RPC
 # 2.0 is followed by OLD_SUCCESS: replies to such calls have both members, `result` and `error`, and one of them is null. The
-# clients of Bitcoin read `error` without checking that it is there.
+# clients of Bitcoin read `error` without checking that it is there. Those of TON read `ok`: see `Dialect`.
 RawCall: TypeAlias = tuple[str, bytes, bytes]
 OLD_SUCCESS: Final = b',"error":null'
+OK_SUCCESS: Final = b',"ok":true'
 
 
 class Envelope(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -50,11 +52,14 @@ class Envelope(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class Dialect(msgspec.Struct, frozen=True):
-    """What the clients of a chain family send beside JSON-RPC 2.0. `named_params`: params may be an object. `old_versions`:
-    calls may be of JSON-RPC 1.0 or 1.1, whose version is in `jsonrpc`, in `version` or nowhere."""
+    """What the clients of a chain family send beside JSON-RPC 2.0. `named_params`: params may be an object. `only_named`: they
+    must be one. `old_versions`: calls may be of JSON-RPC 1.0 or 1.1, whose version is in `jsonrpc`, in `version` or nowhere.
+    `says_ok`: replies have the member `ok` beside those of JSON-RPC."""
 
     named_params: bool = False
+    only_named: bool = False
     old_versions: bool = False
+    says_ok: bool = False
 
 
 STRICT: Final = Dialect()
@@ -162,9 +167,11 @@ def checked(envelope: Envelope | OldEnvelope, dialect: Dialect = STRICT) -> RawC
     good_id = not id_ or (len(id_) <= MAX_ID_BYTES and (id_[0] in _ID_STARTS or id_ == NULL))
     if len(params) > MAX_DEPTH and is_deeper(params, MAX_DEPTH):
         raise MalformedCall(PARSE_ERROR, TOO_DEEP)
-    good_params = params[:1] == _ARRAY or (dialect.named_params and params[:1] == _OBJECT)
+    if dialect.only_named and params == NO_PARAMS:
+        params = NO_NAMED_PARAMS
+    good_params = (params[:1] == _ARRAY and not dialect.only_named) or (dialect.named_params and params[:1] == _OBJECT)
     if good_id and good_params and method.isascii() and 0 < len(method) <= MAX_METHOD:
-        return method, params, id_
+        return method, params, id_ + OK_SUCCESS if dialect.says_ok and id_ else id_
     reason = _fault(envelope, dialect, good_id=good_id)
     raise MalformedCall(INVALID_REQUEST, reason, id_ if good_id and id_ else NULL)
 
@@ -225,6 +232,8 @@ def _fault(envelope: Envelope | OldEnvelope, dialect: Dialect, *, good_id: bool)
         return 'member "method" must be the name of a method'
     if not good_id:
         return 'member "id" must be a string, a number or null'
+    if dialect.only_named:
+        return 'member "params" must be an object'
     return f'member "params" must be an array{" or an object" if dialect.named_params else ""}'
 
 
@@ -290,6 +299,8 @@ def result_start(id: bytes) -> bytes:  # noqa: A002
 def error_reply(id: bytes, error: bytes) -> bytes:  # noqa: A002
     if id.endswith(OLD_SUCCESS):
         return b"".join((ENVELOPE_START, id.removesuffix(OLD_SUCCESS), b',"result":null,"error":', error, b"}"))
+    if id.endswith(OK_SUCCESS):
+        return b"".join((ENVELOPE_START, id.removesuffix(OK_SUCCESS), b',"ok":false,"error":', error, b"}"))
     return b"".join((ENVELOPE_START, id or NULL, b',"error":', error, b"}"))
 
 

@@ -50,13 +50,15 @@ class RestTransport:
     """What passes between clients and REST upstreams beside paths, queries and bodies.
 
     `types`: media types of replies; the first one is the default. `body_types`: those of requests. `request_headers` and
-    `reply_headers`: the names of headers that are passed on, in lower case.
+    `reply_headers`: the names of headers that are passed on, in lower case. `error_member`: the first member of bodies that are
+    errors, whatever their status.
     """
 
     types: tuple[str, ...] = (JSON,)
     body_types: tuple[str, ...] = (JSON,)
     request_headers: frozenset[str] = frozenset()
     reply_headers: frozenset[str] = frozenset()
+    error_member: str = ""
 
 
 class RestParams(msgspec.Struct, omit_defaults=True):
@@ -111,6 +113,27 @@ def template_fault(name: str) -> str:
     if any(segment in (".", "..") for segment in found[2].split("/")):
         return "must not contain dot segments"
     return ""
+
+
+def rival_of(name: str, others: Iterable[str]) -> str:
+    """A route that some paths of this one match as well, although none of both is the more exact one; empty if there is no such
+    route."""
+    if "{" not in name:
+        return ""
+    segments = _shape(name)
+    return next((each for each in others if "{" in each and _are_rivals(segments, _shape(each))), "")
+
+
+def _shape(name: str) -> list[str]:
+    """The segments of a route. Placeholders are empty."""
+    return _PLACEHOLDER.sub("", name.split(" ")[1]).split("/")[1:]
+
+
+def _are_rivals(one: Sequence[str], other: Sequence[str]) -> bool:
+    pairs = list(zip(one, other, strict=False))
+    if len(one) != len(other) or any(left != right and left and right for left, right in pairs):
+        return False
+    return any(left and not right for left, right in pairs) and any(right and not left for left, right in pairs)
 
 
 def _decoded(text: str) -> str:
@@ -180,12 +203,13 @@ class RouteTable:
     def __init__(self, names: Iterable[str]) -> None:
         self._root = _Branch()
         for name in names:
-            self._add(name)
+            self.add(name)
 
     def __repr__(self) -> str:
         return f"<RouteTable {len(self._root.literal)} roots>"
 
-    def _add(self, name: str) -> None:
+    def add(self, name: str) -> None:
+        """Raises ValueError if another route calls the same placeholder otherwise."""
         verb, path = name.split(" ")
         branch = self._root
         for segment in path[1:].split("/") if path != "/" else ():
@@ -193,7 +217,7 @@ class RouteTable:
                 if not branch.placeholder:
                     branch.placeholder.append((found[1], _Branch()))
                 elif branch.placeholder[0][0] != found[1]:
-                    raise ValueError(f"{name}: another route calls {segment} {{{branch.placeholder[0][0]}}}")
+                    raise ValueError(f"another route calls {segment} {{{branch.placeholder[0][0]}}}: use one name")
                 branch = branch.placeholder[0][1]
             else:
                 branch = branch.literal.setdefault(segment, _Branch())

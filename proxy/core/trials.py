@@ -1,14 +1,14 @@
 """Compares the replies of a candidate with those of the upstream in use, and sums up whether the candidate can replace it.
 
 Replies are equal if they differ only in what may differ between nodes: the order of members, the case of hex digits, members
-that some nodes leave out, and members that the method lists as volatile. A revert is an answer like any other. A candidate that
+that the chain family or the method calls volatile. A revert is an answer like any other. A candidate that
 has not reached the block of a read is *behind*, which is not a difference.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
@@ -17,7 +17,7 @@ import msgspec
 from proxy.core.credits import NANOS_PER_USD
 from proxy.core.latency_histogram import bucket_of
 from proxy.core.usage import BUCKETS, quantile_ms
-from proxy.core.verification import OPTIONAL, canonical, digest_of_error
+from proxy.core.verification import canonical, digest_of_error
 
 TrialOutcome = Literal["same", "different", "behind", "error", "missing"]
 OUTCOMES: Final[tuple[TrialOutcome, ...]] = get_args(TrialOutcome)
@@ -29,9 +29,9 @@ ENOUGH_READS: Final = 1000
 MOST_ERRORS, MOST_BEHIND = 0.001, 0.02
 
 
-def differing_members(ours: bytes, theirs: bytes, volatile: Collection[str] = ()) -> tuple[str, ...]:
+def differing_members(ours: bytes, theirs: bytes, volatile: frozenset[str] = frozenset()) -> tuple[str, ...]:
     """The members in which two results differ, such as `logs[].data`; none if they are equal. `.` is the whole result."""
-    one, other = (canonical(msgspec.json.decode(each), OPTIONAL.union(volatile)) for each in (ours, theirs))
+    one, other = (canonical(msgspec.json.decode(each), volatile) for each in (ours, theirs))
     if one == other:
         return ()
     found: list[str] = []

@@ -72,7 +72,7 @@ LAST_TIER = 10
 DISTRUSTED_S = 600.0
 
 # `unchecked`: it has not named its chain yet. Only an upstream in good standing takes calls.
-Standing = Literal["good", "unchecked", "wrong_chain", "forked"]
+Standing = Literal["good", "unchecked", "wrong_chain", "wrong_version", "forked"]
 
 
 def name_in(label: str) -> str:

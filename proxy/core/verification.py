@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -21,10 +21,6 @@ MOST_ASKED = 9
 PROOF_QUORUM = 2
 # A proof takes about this many calls: the value with its proof, the header, and the header's hash elsewhere.
 PROOF_PRICE = 4
-# Members that some nodes leave out. They are ignored in comparisons. The reply has those in which all upstreams agree.
-OPTIONAL = frozenset(
-    ("author", "blockTimestamp", "removed", "root", "sealFields", "size", "totalDifficulty", "uncles", "v", "yParity")
-)
 # The messages for errors if upstreams agree on the code, but not on the message. Clients look for "reverted".
 _REVERT_CODE, _REVERTED = 3, "execution reverted"
 _OTHER_ERROR = "upstreams agree on the code of this error, but not on its message"
@@ -72,28 +68,37 @@ VERIFICATIONS = frozenset(
 # Comparing replies
 
 
-def digest_of(result: bytes) -> str:
+# Comparisons leave out the members that a chain family or a method calls *volatile*: some nodes do not have them, or they
+# change with every block. A name stands for members of this name wherever they are, and a path such as `body.finalized` for
+# one place. A reply has those in which all upstreams agree.
+
+
+def digest_of(result: bytes, volatile: frozenset[str] = frozenset()) -> str:
     """A digest that is the same for replies that differ only in what may differ: the order of members, the case of hex digits,
-    and optional members."""
-    return _digest(canonical(msgspec.json.decode(result)))
+    and volatile members."""
+    return _digest(canonical(msgspec.json.decode(result), volatile))
 
 
-def digest_of_error(error: bytes) -> str:
+def digest_of_error(error: bytes, volatile: frozenset[str] = frozenset()) -> str:
     """A digest of an error. Nodes agree on the code and the data of a revert, but not on the message."""
     found = msgspec.json.decode(error)
     if not isinstance(found, dict):
         raise ValueError("an error must be an object")
-    return _digest(["error", found.get("code"), canonical(found.get("data"))])
+    return _digest(["error", found.get("code"), canonical(found.get("data"), volatile)])
 
 
-def agreed_result(results: Sequence[bytes]) -> bytes:
+def agreed_result(results: Sequence[bytes], volatile: frozenset[str] = frozenset()) -> bytes:
     """The result of upstreams that agree: no single one of them has chosen any part of it."""
     if all(each == results[0] for each in results):
         return results[0]
-    return msgspec.json.encode(reduce(_common, map(msgspec.json.decode, results)))
+    values = [_with_numbers_as_text(each) for each in results]
+    for path in [each for each in volatile if "." in each]:
+        if any(_at(each, path) != _at(values[0], path) for each in values):
+            values = [_without(each, path) for each in values]
+    return msgspec.json.encode(reduce(partial(_common, volatile=volatile), values))
 
 
-def agreed_error(errors: Sequence[bytes]) -> bytes:
+def agreed_error(errors: Sequence[bytes], volatile: frozenset[str] = frozenset()) -> bytes:
     """The same for errors. A message that not all of them give is replaced."""
     if all(each == errors[0] for each in errors):
         return errors[0]
@@ -101,37 +106,62 @@ def agreed_error(errors: Sequence[bytes]) -> bytes:
     code, message = found[0].get("code"), found[0].get("message")
     if any(each.get("message") != message for each in found):
         message = _REVERTED if code == _REVERT_CODE else _OTHER_ERROR
-    data = reduce(_common, [each.get("data") for each in found])
+    data = reduce(partial(_common, volatile=volatile), [each.get("data") for each in found])
     return msgspec.json.encode({"code": code, "message": message, **({} if data is None else {"data": data})})
 
 
-def _common(one: Any, other: Any) -> Any:
-    """One of two values with the same digest, without the optional members in which they differ."""
+def _common(one: Any, other: Any, volatile: frozenset[str]) -> Any:
+    """One of two values with the same digest, without the volatile members in which they differ."""
     if isinstance(one, dict):
         return {
-            name: _common(member, other.get(name))
+            name: _common(member, other.get(name), volatile)
             for name, member in one.items()
-            if name not in OPTIONAL or canonical(member) == canonical(other.get(name))
+            if name not in volatile or _canonical(member, volatile) == _canonical(other.get(name), volatile)
         }
     if isinstance(one, list):
-        return [_common(*pair) for pair in zip(one, other, strict=True)]
+        return [_common(*pair, volatile) for pair in zip(one, other, strict=True)]
     return one
+
+
+# Amounts in decimals must not be written in another way than the upstream's.
+_with_numbers_as_text = msgspec.json.Decoder(float_hook=lambda digits: msgspec.Raw(digits.encode())).decode
 
 
 def _digest(value: Any) -> str:
     return blake2b(msgspec.json.encode(value, order="deterministic"), digest_size=16).hexdigest()
 
 
-def canonical(value: Any, ignored: frozenset[str] = OPTIONAL) -> Any:
-    """The value without what may differ between nodes. `ignored`: members that are left out."""
+def canonical(value: Any, volatile: frozenset[str] = frozenset()) -> Any:
+    """The value without what may differ between nodes that are right."""
+    for path in [each for each in volatile if "." in each]:
+        value = _without(value, path)
+    return _canonical(value, volatile)
+
+
+def _at(value: Any, path: str) -> Any:
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _without(value: Any, path: str) -> Any:
+    """The value without the member at a path."""
+    name, _, rest = path.partition(".")
+    if not isinstance(value, dict) or name not in value:
+        return value
+    below = {name: _without(value[name], rest)} if rest else {}
+    return {each: member for each, member in value.items() if each != name} | below
+
+
+def _canonical(value: Any, volatile: frozenset[str]) -> Any:
     if isinstance(value, dict):
         return {
-            name: canonical(member, ignored)
+            name: _canonical(member, volatile)
             for name, member in value.items()
-            if member is not None and name not in ignored
+            if member is not None and name not in volatile
         }
     if isinstance(value, list):
-        return [canonical(member, ignored) for member in value]
+        return [_canonical(member, volatile) for member in value]
     return value.lower() if isinstance(value, str) and value.startswith("0x") else value
 
 

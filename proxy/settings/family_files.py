@@ -39,6 +39,7 @@ _NEEDED: dict[str, tuple[tuple[str, ...], ...]] = {
     "block": (("hash",),),
     "chain": (("chain", "number"),),
     "first": (("chain",),),
+    "version": (("version",),),
     "slots": (("number",),),
     "bounds": (("found",),),
 }
@@ -69,8 +70,9 @@ def family_in(data: Mapping[str, Any]) -> Family:
     if reader is None:
         names = {kind: blocks[f"{kind}_member"] for kind in ("number", "hash") if f"{kind}_member" in blocks}
         latest, tags, pending = data.get("latest", "latest"), blocks.get("tags", ()), blocks.get("pending", ())
-        words = BlockNames(numbers, latest, frozenset(tags), frozenset(pending), names)
-        reader = family_of_tables(data["name"], words, lookups)
+        more = {name: blocks[name] for name in ("tag_member", "by_hash") if name in blocks}
+        words = BlockNames(numbers, latest, frozenset(tags), frozenset(pending), names, **more)
+        reader = family_of_tables(data["name"], words, lookups, is_rest="rest" in transport)
     changes: dict[str, Any] = {"sent_id": WRITE_IDS[writes["id"]]} if "id" in writes else {}
     return replace(
         reader,
@@ -81,14 +83,13 @@ def family_in(data: Mapping[str, Any]) -> Family:
         facts={name: value for name, value in timing.items() if name != "lag_blocks"},
         head=replace(reader.head, lookups=lookups),
         rest=_rest(transport["rest"]) if "rest" in transport else None,
-        dialect=Dialect(
-            named_params=transport.get("params") == "any", old_versions=len(transport.get("envelopes", ())) > 1
-        ),
+        dialect=_dialect(transport),
         batches=transport.get("batches", True),
         socket_calls=transport.get("sockets") == "calls",
         standard_errors=errors.get("standard", False),
         error_rules=(*_error_rules(errors), *(_OF_STATUSES if "rest" in transport else ())),
         error_members=tuple(errors.get("members", ())),
+        volatile=frozenset(data.get("volatile", ())) | _volatile_headers(transport),
         sends_to_all=writes.get("to_all", False),
         refused=data.get("refused", {}),
         detection=msgspec.convert(data["detection"], Detection) if "detection" in data else None,
@@ -102,6 +103,23 @@ def _error_rules(errors: Mapping[str, Any]) -> Iterator[ErrorRule]:
         yield matching(rule["kind"], *phrases, codes=codes, in_data=errors.get("phrases_in") == "data")
 
 
+def _volatile_headers(transport: Mapping[str, Any]) -> frozenset[str]:
+    """Headers of REST upstreams, which differ between servers."""
+    return (
+        frozenset(("content-type", *transport["rest"].get("reply_headers", ()))) if "rest" in transport else frozenset()
+    )
+
+
+def _dialect(transport: Mapping[str, Any]) -> Dialect:
+    params = transport.get("params", "array")
+    return Dialect(
+        named_params=params != "array",
+        only_named=params == "object",
+        old_versions=len(transport.get("envelopes", ())) > 1,
+        says_ok=transport.get("replies") == "ok",
+    )
+
+
 def _rest(given: Mapping[str, Any]) -> RestTransport:
     usual = RestTransport()
     return RestTransport(
@@ -109,6 +127,7 @@ def _rest(given: Mapping[str, Any]) -> RestTransport:
         tuple(given.get("body_types", usual.body_types)),
         frozenset(given.get("request_headers", ())),
         frozenset(given.get("reply_headers", ())),
+        given.get("error_member", ""),
     )
 
 

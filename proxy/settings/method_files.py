@@ -14,7 +14,7 @@ import msgspec
 
 from proxy.chains.evm.bundler_methods import BUNDLER
 from proxy.chains.family import Family, Method, MethodTable
-from proxy.core.rest_routes import RouteTable, template_fault
+from proxy.core.rest_routes import RouteTable, rival_of, template_fault
 from proxy.settings.toml_files import checked, with_line
 
 
@@ -24,28 +24,31 @@ def load_methods(paths: Iterable[Path], families: Mapping[str, Family], faults: 
     for path in paths:
         data = checked("methods", path, faults)
         if data:
-            faults += [with_line(path, fault) for fault in _file_faults(data, tables)]
+            faults += [with_line(path, fault) for fault in _file_faults(data, tables, families)]
             tables.setdefault(data["family"], {}).update((method.name, method) for method in _methods_in(data))
-    for name, family in families.items():
-        faults += [f"config/methods: {name}: {fault}" for fault in _route_faults(family, tables[name])]
-        both = sorted({*tables[name]} & {*family.refused})
-        faults += [f"{name}.toml: refused.{method}: a file of methods has it too" for method in both]
     faults += [f"config/methods: there are no methods of the family {name}" for name in tables if not tables[name]]
     return dict(tables)
 
 
-def _route_faults(family: Family, methods: MethodTable) -> Iterator[str]:
-    """Methods of a REST family are routes, and those of other families are not."""
-    if family.rest is None:
-        yield from (f"{name!r} is a route, and the family has no REST transport" for name in methods if " " in name)
-        return
-    wrong = [f"{name!r} {fault}" for name in methods if (fault := template_fault(name))]
-    yield from wrong
-    if not wrong:
-        try:
-            RouteTable(methods)
-        except ValueError as exc:
-            yield str(exc)
+def _route_faults(family: Family, names: Iterable[str], known: Iterable[str]) -> Iterator[str]:
+    """Methods of a REST family are routes, and those of other families are not. `known`: the routes of other files."""
+    names_before = [*known]
+    table = RouteTable(names_before if family.rest is not None else ())
+    for name in names:
+        place = f"methods.{name}"
+        if family.rest is None:
+            if " " in name:
+                yield f"{place}: is a route, and the family has no REST transport"
+        elif fault := template_fault(name):
+            yield f"{place}: {fault}"
+        elif rival := rival_of(name, names_before):
+            yield f"{place}: some paths match {rival} as well: leave one of both out"
+        else:
+            names_before.append(name)
+            try:
+                table.add(name)
+            except ValueError as exc:
+                yield f"{place}: {exc}"
 
 
 def _methods_in(data: Mapping[str, Any]) -> Iterator[Method]:
@@ -54,13 +57,19 @@ def _methods_in(data: Mapping[str, Any]) -> Iterator[Method]:
         yield msgspec.convert({"name": name, "chains": chains, "sample": samples.get(name, ""), **row}, Method)
 
 
-def _file_faults(data: Mapping[str, Any], tables: Mapping[str, MethodTable]) -> Iterator[str]:
+def _file_faults(
+    data: Mapping[str, Any], tables: Mapping[str, MethodTable], families: Mapping[str, Family]
+) -> Iterator[str]:
     family = data["family"]
     if family not in tables:
         yield f"family: there is no family {family!r}; use one of {', '.join(tables)}"
+    if family in families:
+        yield from _route_faults(families[family], data["methods"], tables[family])
     for method in _methods_in(data):
         if method.name in tables.get(family, ()):
             yield f"methods.{method.name}: already defined in another file"
+        if family in families and method.name in families[family].refused:
+            yield f"methods.{method.name}: the family's file has it under `refused`: remove it here or there"
         yield from (f"methods.{method.name}: {fault}" for fault in _method_faults(method))
     for name, text in data.get("samples", {}).items():
         if name not in data["methods"] or not isinstance(_parsed(text), list | dict):
@@ -71,7 +80,8 @@ def _method_faults(method: Method) -> Iterator[str]:
     is_read, has_block = method.kind == "read", method.block_at is not None
     if not is_read and (method.cache != "never" or method.answer):
         yield f"a {method.kind} has neither cache nor answer"
-    if not has_block and (method.cache == "block" or method.span or method.after_object or method.head == "block"):
+    is_at_block = method.cache == "block" or method.span or method.after_object
+    if not has_block and (is_at_block or (method.head == "block" and method.cache != "head")):
         yield "block_at is missing: say which param names the block"
     if method.splits and not method.span:
         yield "splits needs span"

@@ -18,7 +18,8 @@ from proxy.settings.schemas import schema_faults
 # The kinds of files that have a name inside, which is that of the file.
 _NAMED = ("chain", "family")
 _HEADER = re.compile(r"\s*(\[\[?)\s*([^\]]+?)\s*\]")
-_KEY = re.compile(r"""\s*([\w\-."']+)\s*=""")
+# A quoted key, such as a route, or one of names that are joined by dots.
+_KEY = re.compile(r"""\s*("[^"]+"|'[^']+'|[\w\-."']+)\s*=""")
 
 
 @lru_cache(maxsize=8)
@@ -89,4 +90,6 @@ def _keys(lines: list[str]) -> Iterator[tuple[int, list[str]]]:
 
 
 def _steps(name: str) -> list[str]:
+    if "/" in name:
+        return [name.strip("\"'")]
     return [step.strip().strip("\"'") for step in name.split(".")]

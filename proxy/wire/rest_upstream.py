@@ -145,7 +145,8 @@ class ReplyTranslator:
 
     def _reply(self, connection: UpstreamConnection, status: int, body: bytes) -> bytes:
         """The reply to the JSON-RPC call. A body that should be JSON and is not makes it invalid."""
-        is_good = 200 <= status < 300
+        is_error = self._is_error(body)
+        is_good = 200 <= status < 300 and not is_error
         is_json = not body or self._is_json(connection)
         if not is_json and is_good:
             encoded = b'"base64":"%b"}' % base64.b64encode(body)
@@ -158,8 +159,15 @@ class ReplyTranslator:
         record = b"null"
         if is_json and body and _is_whole_json(body):
             record = self._record_start(connection, status) + body + b"}"
-        error = b'{"code":%d,"message":%b,"data":%b}' % (status, _encode(text or f"status {status}"), record)
+        # The body of an error with a good status may repeat the caller's words: its code says nothing, so that they have little
+        # effect (`core/upstream_errors.py`).
+        code = 0 if is_error else status
+        error = b'{"code":%d,"message":%b,"data":%b}' % (code, _encode(text or f"status {status}"), record)
         return error_reply(self._id, error)
+
+    def _is_error(self, body: bytes) -> bool:
+        member = self._terms.error_member
+        return bool(member) and body[:64].lstrip().startswith(b'{"%b"' % member.encode())
 
     def _is_json(self, connection: UpstreamConnection) -> bool:
         kind = _headers_in(connection, frozenset(("content-type",))).get("content-type", JSON).partition(";")[0].strip()

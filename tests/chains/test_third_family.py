@@ -228,7 +228,7 @@ def test_chain_of_an_unknown_family_stops_the_start(own: Path) -> None:
         ({'hash = "id"': 'chain = "id"'}, "lookups.head.calls.1.params: {hash} was not read by a call before", 16),
         ({'number = "at.height", ': ""}, "lookups.head: reads no number", 13),
         ({'kind = "behind"': 'kind = "lost"'}, "errors.rules.0.kind", 29),
-        ({"toyMint =": "toySend ="}, "refused.toySend: a file of methods has it too", 0),
+        ({"toyMint =": "toySend ="}, "methods.toySend: the family's file has it under `refused`", 9),
         ({"[lookups.chain]": "[lookups.chains]"}, "lookups.chains: there is no such key", 19),
         ({'name = "toy"': 'name = "top"'}, "name: must be toy, like the file's name", 0),
     ],

@@ -69,7 +69,7 @@ class ForkSearch:
             if each.head_at
             and not each.silent
             and now - each.head_at <= STALE_S
-            and each.standing != "wrong_chain"
+            and each.standing not in ("wrong_chain", "wrong_version")
             and (each.standing == "unchecked" or heads.is_plausible(each.head, now))
         ]
 

@@ -95,11 +95,14 @@ class MethodPolicy:
         "tally",
         "units",
         "verify",
+        "volatile",
     )
 
     def __init__(self, method: Method, family: Family, tally: Tally) -> None:
         self.method = method
         self.family = family
+        # Members of results that comparisons leave out.
+        self.volatile = family.volatile.union(method.volatile)
         self.units = method.price
         self.tally = tally
         self.scope = _scope_of(method)

@@ -174,7 +174,11 @@ class Shadow:
         policy, at_block = read.policy, read.policy.family.at_block
         is_behind = head < self._state.heads.tip
         common = min(head, read.upstream.health.head)
-        if at_block is None or common <= 0 or policy.family.block_ref(policy.method, read.params).tag != "latest":
+        if (
+            at_block is None
+            or common <= 0
+            or policy.family.block_ref(policy.method, read.params).tag != policy.family.latest
+        ):
             return ("behind", ()) if is_behind else ("different", members)
         params = at_block(policy.method, read.params, common)
         probes = [Probe(each, policy.method.name, params) for each in (read.upstream, self.upstream)]
@@ -204,6 +208,6 @@ def differences(policy: MethodPolicy, ours: bytes, theirs: bytes) -> tuple[str, 
     if ours == theirs:
         return ()
     try:
-        return differing_members(ours or NULL, theirs, policy.method.volatile)
+        return differing_members(ours or NULL, theirs, policy.volatile)
     except _UNREADABLE:
         return (".",)

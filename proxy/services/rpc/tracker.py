@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 
-from proxy.chains.lookups import Lookup, ReportedBlock, Values, number_of
+from proxy.chains.lookups import Lookup, ReportedBlock, Values, number_of, text_of
 from proxy.core.heads import HIGHEST, HeadDoubts, heard_of
 from proxy.core.upstream_health import Standing, UpstreamHealth
 from proxy.errors import Unavailable
@@ -61,6 +61,7 @@ _NEWS: dict[Standing, tuple[int, str]] = {
     "good": (logging.INFO, "upstream agrees with the network"),
     "unchecked": (logging.INFO, "upstream has not named its chain"),
     "wrong_chain": (logging.ERROR, "upstream serves another chain: it gets no calls"),
+    "wrong_version": (logging.ERROR, "upstream serves another version of the API than the first one: it gets no calls"),
     "forked": (logging.WARNING, "upstream is on another branch than the network: it gets no calls"),
 }
 
@@ -100,6 +101,8 @@ class Tracker:
         self._methods = MethodChecks(state, clock)
         # When each upstream last named its chain, and which of them are being polled.
         self._named_at: dict[int, float] = {}
+        # The version of the API that upstreams must have, and when it was found.
+        self._version, self._version_at = "", -math.inf
         self._polled: set[int] = set()
         # When each upstream was last asked for its status.
         self._status_at: dict[int, float] = {}
@@ -355,9 +358,29 @@ class Tracker:
             is_ours = lookup.identity(found.values) == expected
         if not is_ours:
             self._set_standing(health, "wrong_chain")
-        elif health.standing == "wrong_chain":
+        elif not await self._has_our_version(upstream):
+            self._set_standing(health, "wrong_version")
+            return False
+        elif health.standing in ("wrong_chain", "wrong_version"):
             self._set_standing(health, "unchecked")
         return is_ours
+
+    async def _has_our_version(self, upstream: Upstream) -> bool:
+        """Whether its results have the form of the other upstreams' results. That of the first upstream that answers counts, so
+        that all processes come to the same verdict."""
+        lookup = self._lookups.version
+        if lookup is None:
+            return True
+        if self._clock() - self._version_at >= NAMES_CHAIN_S:
+            for each in self._state.upstreams:
+                if version := await self._version_of(each, lookup):
+                    self._version, self._version_at = version, self._clock()
+                    break
+        return await self._version_of(upstream, lookup) in ("", self._version)
+
+    async def _version_of(self, upstream: Upstream, lookup: Lookup) -> str:
+        values = (await look_up(upstream, lookup)).values or {}
+        return text_of(values.get("version", b""))
 
     def _identity_block(self, lookup: Lookup) -> Values:
         return lookup.given(self._state.network.facts.genesis_at, "at")

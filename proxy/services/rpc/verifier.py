@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
@@ -324,7 +325,8 @@ class VerifiedCall:
                 if ballot.add(found.digest, found.upstream.health.operator) and winner is None:
                     winner = found
                     self.note_late()
-                    await _answer_agreed(answer, [vote for vote in votes if vote.digest == found.digest])
+                    agreed = [vote for vote in votes if vote.digest == found.digest]
+                    await _answer_agreed(answer, agreed, self._policy.volatile)
         if winner is None and is_too_large:
             raise NotVerified(f"not verified: results above {MOST_COMPARED >> 20} MiB are too large to compare")
         if winner is None:
@@ -388,10 +390,10 @@ class VerifiedCall:
             verdict = upstream_errors.classify(exc.error, self._policy.family.error_rules)
             if verdict.blame or verdict.kind == "unsupported":
                 return None
-            return ReplyVote(upstream, digest_of_error(exc.error), error=exc.error)
+            return ReplyVote(upstream, digest_of_error(exc.error, self._policy.volatile), error=exc.error)
         if len(result) > MOST_COMPARED:
             return ReplyVote(upstream, "")
-        return ReplyVote(upstream, await _digest_of(result), result=result)
+        return ReplyVote(upstream, await self._digest_of(result), result=result)
 
     async def _is_wrong(self, vote: ReplyVote, winner: ReplyVote) -> bool:
         """Whether the reply is a contradiction that counts. The upstream is asked again: its reply may have been garbled."""
@@ -448,7 +450,9 @@ class VerifiedCall:
             try:
                 result = await prover.prove(self._method, params, source)
                 if suspects:
-                    await self._blame_refuted(suspects, ReplyVote(upstream, await _digest_of(result), result=result))
+                    await self._blame_refuted(
+                        suspects, ReplyVote(upstream, await self._digest_of(result), result=result)
+                    )
                 return result
             except NeverProvable as exc:
                 raise _refused(self._method, self.how, str(exc)) from None
@@ -482,8 +486,12 @@ class VerifiedCall:
         for source, reason in suspects:
             self._blame(source.upstream, reason=reason)
             reply = await _off_loop(msgspec.json.encode, source.last_reply)
-            vote = ReplyVote(source.upstream, await _digest_of(reply), result=reply)
+            vote = ReplyVote(source.upstream, await self._digest_of(reply), result=reply)
             self._keep("refuted", vote, [proven], reason)
+
+    async def _digest_of(self, result: bytes) -> str:
+        digest = partial(digest_of, volatile=self._policy.volatile)
+        return digest(result) if len(result) <= SMALL else await _off_loop(digest, result)
 
     def _keep(self, kind: ContradictionKind, vote: ReplyVote, others: Sequence[ReplyVote], reason: str = "") -> None:
         """Keep a reply and the one that contradicts it."""
@@ -622,20 +630,17 @@ class UpstreamSource:
         return await _off_loop(check, *values)
 
 
-async def _answer_agreed(answer: VerifiedAnswer, votes: Sequence[ReplyVote]) -> None:
+async def _answer_agreed(answer: VerifiedAnswer, votes: Sequence[ReplyVote], volatile: frozenset[str]) -> None:
     if votes[0].error:
-        answer.error(agreed_error([vote.error for vote in votes]))
+        answer.error(agreed_error([vote.error for vote in votes], volatile))
         return
     results = [vote.result for vote in votes]
-    answer.result(agreed_result(results) if len(results[0]) <= SMALL else await _off_loop(agreed_result, results))
+    agree = partial(agreed_result, results, volatile)
+    answer.result(agree() if len(results[0]) <= SMALL else await _off_loop(agree))
 
 
 def _refused(method: str, how: Verification, reason: str) -> InvalidRequest:
     return InvalidRequest(f"{method} cannot be verified by {how}: {reason}")
-
-
-async def _digest_of(result: bytes) -> str:
-    return digest_of(result) if len(result) <= SMALL else await _off_loop(digest_of, result)
 
 
 async def _off_loop(check: Callable[..., T], *values: Any) -> T:

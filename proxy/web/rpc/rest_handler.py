@@ -138,6 +138,8 @@ class RestCallHandler:
         return NotFound(f"{route.network.id} has no such route, or it is not available{advice}", reason="path")
 
     async def _read_body(self, request: web.Request, route: Route, rest: RestTransport, params: RestParams) -> None:
+        if not request.body_exists:
+            return  # Some clients name any type where they send nothing.
         body = await self._api.bodies.read_body(request, most=route.max_body, types=rest.body_types)
         if request.content_type in rest.body_types and request.content_type != JSON:
             params.type, params.body = request.content_type, base64.b64encode(body).decode()

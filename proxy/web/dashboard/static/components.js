@@ -8,7 +8,7 @@ const TONES = {
   paused: "wait", pending: "wait", starting: "wait", held: "wait", parked: "wait", slow: "wait", lagging: "wait", resting: "wait",
   half_open: "wait", catching_up: "wait", expiring: "wait", cordoned: "wait", waiting: "wait",
   disabled: "bad", revoked: "off", failed: "bad", open: "bad", silent: "bad",
-  wrong_chain: "bad", forked: "bad", ahead: "bad", unchecked: "wait", stopped: "bad", expired: "off",
+  wrong_chain: "bad", wrong_version: "bad", forked: "bad", ahead: "bad", unchecked: "wait", stopped: "bad", expired: "off",
 };
 
 export const badge = (status, tone = TONES[status] ?? "off") => tag(format.label(status), tone);
