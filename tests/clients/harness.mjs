@@ -2,8 +2,8 @@
 // standard output.
 import { text } from "node:stream/consumers";
 
-// ethers logs to standard output: send that to standard error.
-console.log = console.error;
+// Some libraries log to standard output: send that to standard error.
+console.log = console.info = console.error;
 
 export const task = JSON.parse(await text(process.stdin));
 
