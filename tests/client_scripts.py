@@ -16,6 +16,16 @@ SCRIPTS = ROOT / "tests" / "clients"
 ENVIRONMENT = {**os.environ, "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
 
 
+def run_source(text: str, *, within_s: float) -> str:
+    """Run a program for Node.js that is given as text, such as a block of the guide; return its output."""
+    command = [str(node_binary()), "--input-type=module"]
+    done = subprocess.run(
+        command, input=text, env=ENVIRONMENT, cwd=SCRIPTS, capture_output=True, text=True, timeout=within_s, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def run_script(name: str, task: dict[str, Any], *, within_s: float) -> dict[str, Any]:
     """Run one program with its task on standard input; return its results."""
     file = str(SCRIPTS / name)

@@ -74,10 +74,14 @@ class PageBlock:
 
 
 def blocks_of(page: Path) -> list[PageBlock]:
+    return blocks_in(page.read_text("utf-8"))
+
+
+def blocks_in(page: str) -> list[PageBlock]:
     found = []
-    for match in _BLOCK.finditer(page.read_text("utf-8")):
+    for match in _BLOCK.finditer(page):
         text = textwrap.dedent(match["text"])
-        assert "--8" not in text or _INCLUDED.search(text), f"{page.name}: a broken inclusion"
+        assert "--8" not in text or _INCLUDED.search(text), f"a broken inclusion: {text[:60]}"
         text = _INCLUDED.sub(lambda name: _included(name["name"]), text)
         reason = match["reason"] or (match["program"] and _lack_of(match["program"])) or ""
         found.append(PageBlock(match["language"], match["title"] or "", text, reason))

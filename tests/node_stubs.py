@@ -1,4 +1,4 @@
-"""Nodes of Starknet, NEAR and Polkadot made from their specifications, as far as the tests call them.
+"""Nodes of Starknet, NEAR, Polkadot and TON made from their specifications, as far as the tests call them.
 
 No registry has nodes of these chains, so these are JSON-RPC servers with the shapes and errors that the specifications give: a
 chain whose head can be moved, reads at its blocks, and one transaction. Every call is kept.
@@ -6,6 +6,8 @@ chain whose head can be moved, reads at its blocks, and one transaction. Every c
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import hashlib
 import re
 from collections.abc import AsyncIterator, Callable
@@ -27,17 +29,43 @@ class NodeError(Exception):
 
 
 class NodeStub:
-    """`head` and `final` can be moved. `calls`: the methods and params that arrived."""
+    """`head` and `final` can be moved. `calls`: the methods and params that arrived. `writes`: the transactions that it took.
+
+    Faults: `hangs`: it takes requests and does not reply. `fork`: the first block that differs from those of other nodes.
+    `chain`: the name of its chain, if it is another one. `lies_about`: a method whose results are made up. `is_broken`: its
+    replies are not JSON.
+    """
 
     network = ""
+    # The identity of the chain.
+    chain = ""
     takes_batches = True
+    hangs = False
+    fork: int | None = None
+    lies_about = ""
+    is_broken = False
 
     def __init__(self) -> None:
         self.head, self.final, self.url = 500, 480, ""
         self.calls: list[tuple[str, Any]] = []
+        self.writes: list[Any] = []
+
+    def named(self, number: int) -> bytes:
+        """What the hash of a block is made of."""
+        branch = "" if self.fork is None or number < self.fork else " fork"
+        return f"{self.network} {number}{branch}".encode()
 
     def hash_of(self, number: int) -> str:
-        return "0x0" + hashlib.sha256(f"{self.network} {number}".encode()).hexdigest()[1:]
+        return "0x0" + hashlib.sha256(self.named(number)).hexdigest()[1:]
+
+    def take(self, transaction: Any) -> str:
+        """Take a transaction; returns its hash."""
+        self.writes.append(transaction)
+        return "0x0" + hashlib.sha256(orjson.dumps(transaction)).hexdigest()[1:]
+
+    async def pass_or_hang(self) -> None:
+        if self.hangs:
+            await asyncio.sleep(600)
 
     def number_of(self, block_hash: str) -> int | None:
         return next((each for each in range(self.head + 1) if self.hash_of(each) == block_hash), None)
@@ -45,11 +73,15 @@ class NodeStub:
     def answer(self, method: str, params: Any) -> Any:
         raise NotImplementedError
 
+    def told(self, method: str, params: Any) -> Any:
+        return {"made": "up"} if method == self.lies_about else self.answer(method, params)
+
     def count(self, method: str) -> int:
         return sum(name == method for name, _ in self.calls)
 
     async def serve(self, request: web.Request) -> web.Response:
         body = orjson.loads(await request.read())
+        await self.pass_or_hang()
         if isinstance(body, list):
             assert self.takes_batches, "a batch reached a node that refuses them"
             return web.json_response([self._reply(each) for each in body])
@@ -59,7 +91,7 @@ class NodeStub:
         assert call.keys() == {"jsonrpc", "id", "method", "params"}
         self.calls.append((call["method"], call["params"]))
         try:
-            return {"jsonrpc": "2.0", "id": call["id"], "result": self.answer(call["method"], call["params"])}
+            return {"jsonrpc": "2.0", "id": call["id"], "result": self.told(call["method"], call["params"])}
         except NodeError as exc:
             return {"jsonrpc": "2.0", "id": call["id"], "error": exc.error}
 
@@ -68,6 +100,8 @@ class StarknetStub(NodeStub):
     """Specification 0.9 (github.com/starkware-libs/starknet-specs)."""
 
     network = "starknet/mainnet"
+    chain = "0x534e5f4d41494e"
+    version = "0.9.0"
     TRANSACTION = "0x5eed"
 
     def answer(self, method: str, params: Any) -> Any:
@@ -75,9 +109,9 @@ class StarknetStub(NodeStub):
         given = list(params.values()) if named else list(params)
         match method:
             case "starknet_chainId":
-                return "0x534e5f4d41494e"
+                return self.chain
             case "starknet_specVersion":
-                return "0.9.0"
+                return self.version
             case "starknet_blockNumber":
                 return self.head
             case "starknet_blockHashAndNumber":
@@ -94,6 +128,8 @@ class StarknetStub(NodeStub):
                 return self._receipt(named.get("transaction_hash", given[0]))
             case "starknet_getClassHashAt":
                 return "0xc1a55"
+            case "starknet_addInvokeTransaction":
+                return {"transaction_hash": self.take(given[0])}
             case _:
                 raise NodeError(-32601, "Method not found")
 
@@ -146,10 +182,11 @@ class NearStub(NodeStub):
     """nearcore's JSON-RPC: no batches, params as objects, heights without a block, and errors with a cause."""
 
     network = "near/mainnet"
+    chain = "mainnet"
     takes_batches = False
 
     def hash_of(self, number: int) -> str:
-        return "Near" + hashlib.sha256(str(number).encode()).hexdigest()[:40].replace("0", "z")
+        return "Near" + hashlib.sha256(self.named(number)).hexdigest()[:40].replace("0", "z")
 
     def answer(self, method: str, params: Any) -> Any:
         named = params if isinstance(params, dict) else {}
@@ -157,7 +194,7 @@ class NearStub(NodeStub):
             case "status":
                 info = {"latest_block_height": self.head, "earliest_block_height": 100, "syncing": False}
                 return {
-                    "chain_id": "mainnet",
+                    "chain_id": self.chain,
                     "protocol_version": 77,
                     "sync_info": info,
                     "version": {"version": "2.7.0"},
@@ -168,6 +205,8 @@ class NearStub(NodeStub):
                 return {"gas_price": "100000000"}
             case "query":
                 return self._query(named)
+            case "broadcast_tx_async":
+                return self.take(params)
             case "tx":
                 return {"final_execution_status": "FINAL", "status": {"SuccessValue": ""}, "transaction": {"hash": "x"}}
             case _:
@@ -210,10 +249,10 @@ class PolkadotStub(NodeStub):
     """Substrate's JSON-RPC with the metadata of Polkadot's runtime, which @polkadot/types-support has."""
 
     network = "polkadot/mainnet"
-    GENESIS = "0x91b171bb158e2d3848fa23a9f1c25182fb8e20313b2c1eb49219da7a70ce90c3"
+    GENESIS = chain = "0x91b171bb158e2d3848fa23a9f1c25182fb8e20313b2c1eb49219da7a70ce90c3"
 
     def hash_of(self, number: int) -> str:
-        return self.GENESIS if number == 0 else super().hash_of(number)
+        return self.chain if number == 0 else super().hash_of(number)
 
     def answer(self, method: str, params: Any) -> Any:
         if method in _POLKADOT:
@@ -279,13 +318,88 @@ _POLKADOT: dict[str, Callable[[PolkadotStub, Any], Any]] = {
         {"block": stub.hash_of(stub.at(params, 1)), "changes": [[key, stub.value(params, 1)] for key in params[0]]}
     ],
     "system_accountNextIndex": lambda stub, _: 5,
+    "author_submitExtrinsic": lambda stub, params: stub.take(params),
 }
+
+
+class TonStub(NodeStub):
+    """toncenter's API v2. `echoes`: replies have the id of their call. Errors have the status of HTTP that is their code."""
+
+    network = "ton/mainnet"
+    ROOT = chain = "F6OpKZKqvqeFp6CQmFomXNMfMj2EnaUSOXN+Mh+wVWk="
+    ADDRESS = "EQCxE6mUtQJKFnGfaROTKOt1lZbDiiX1kCixRv7Nw2Id_sDs"
+
+    def __init__(self, *, echoes: bool = True) -> None:
+        super().__init__()
+        self.echoes = echoes
+
+    def hash_of(self, number: int) -> str:
+        return base64.b64encode(hashlib.sha256(self.named(number)).digest()).decode()
+
+    async def serve(self, request: web.Request) -> web.Response:
+        call = orjson.loads(await request.read())
+        assert isinstance(call["params"], dict), "this server takes objects alone"
+        self.calls.append((call["method"], call["params"]))
+        await self.pass_or_hang()
+        named = {"jsonrpc": "2.0", "id": call["id"]} if self.echoes else {}
+        try:
+            result = self.told(call["method"], call["params"])
+        except NodeError as exc:
+            reply = {"ok": False, "error": exc.error["message"], "code": exc.error["code"], **named}
+            return web.json_response(reply, status=exc.error["code"])
+        if isinstance(result, dict):
+            result["@extra"] = f"1700000000.{len(self.calls)}:{id(self) % 97}:0.5"
+        return web.json_response({"ok": True, "result": result, **named})
+
+    def answer(self, method: str, params: Any) -> Any:
+        match method:
+            case "getMasterchainInfo":
+                init = {**self._id(0), "root_hash": self.chain}
+                info = {"last": self._id(self.head), "state_root_hash": self.ROOT, "init": init}
+                return {"@type": "blocks.masterchainInfo", **info}
+            case "shards":
+                return {"@type": "blocks.shards", "shards": [self._id(self._number(params) + 7, workchain=0)]}
+            case "getBlockTransactions":
+                return {"id": self._id(params["seqno"]), "req_count": 40, "incomplete": False, "transactions": []}
+            case "getAddressInformation":
+                number = self._number(params)
+                ids = {"@type": "internal.transactionId", "lt": "0", "hash": self.ROOT}
+                state = {"balance": str(10**12 + number), "state": "active", "data": "", "code": ""}
+                return {**state, "last_transaction_id": ids, "block_id": self._id(number), "sync_utime": 1_700_000_000}
+            case "runGetMethod":
+                return {"gas_used": 549, "exit_code": 0, "stack": [["num", hex(self._number(params))]]}
+            case "sendBoc":
+                self.take(params["boc"])
+                return {"@type": "ok"}
+            case _:
+                raise NodeError(404, "Method not found")
+
+    def _number(self, params: Any) -> int:
+        number = params.get("seqno", self.head)
+        if number > self.head:
+            raise NodeError(500, "LITE_SERVER_NOTREADY: cannot load block: seqno not in db")
+        return int(number)
+
+    def _id(self, number: int, workchain: int = -1) -> dict[str, Any]:
+        place = {"workchain": workchain, "shard": "-9223372036854775808", "seqno": number}
+        return {
+            "@type": "ton.blockIdExt",
+            **place,
+            "root_hash": self.hash_of(number),
+            "file_hash": self.hash_of(-number),
+        }
 
 
 @asynccontextmanager
 async def running_stub(stub: NodeStub) -> AsyncIterator[NodeStub]:
+    async def serve(request: web.Request) -> web.Response:
+        if stub.is_broken:
+            stub.calls.append(("broken", None))
+            return web.Response(body=b"<html>502</html>", content_type="application/json")
+        return await stub.serve(request)
+
     app = web.Application(client_max_size=1 << 24)
-    app.router.add_post("/{path:.*}", stub.serve)
+    app.router.add_route("*", "/{path:.*}", serve)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
