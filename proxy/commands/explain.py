@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from proxy.commands import context
+from proxy.core.credits import in_usd
 from proxy.core.request_records import AttemptKind, Blame, RecordReader, RequestRecord, kind_of
 from proxy.errors import NotFound
 from proxy.store.postgres.request_store import RequestStore
@@ -86,6 +87,7 @@ def _facts(record: RequestRecord, price: int | None) -> Iterator[tuple[str, str]
     yield "key", record.key
     yield "price", "" if price is None else f"{price} units"
     yield "charged", f"{record.units} units"
+    yield "cost", f"{in_usd(record.cost)} US dollars at providers of upstreams" if record.cost else ""
     yield "cache", record.cache or "not used"
     for index, (upstream, after_s, took_s, outcome) in enumerate(record.attempts):
         kind = kind_of(index, record.attempts)

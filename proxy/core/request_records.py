@@ -57,6 +57,8 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     reason: RecordReason
     called: str = ""
     units: int = 0
+    # What it cost at upstreams' providers, in billionths of a dollar.
+    cost: int = 0
     cache: str = ""
     took_s: float = 0.0
     bytes: int = 0

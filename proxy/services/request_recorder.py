@@ -34,6 +34,7 @@ from proxy.core.usage import outcome_of
 from proxy.memory_budget import BudgetLine
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.finished_call import FinishedCall
+from proxy.services.rpc.flights import cost_of
 from proxy.services.rpc.internal_calls import attempts_of
 from proxy.services.rpc.method_policy import invented_name_of, method_of
 
@@ -164,6 +165,7 @@ class RequestRecorder:
                 status=call.status,
                 reason=reason,
                 units=call.units,
+                cost=_cost_of(call),
                 cache=call.cache,
                 took_s=call.took_s,
                 bytes=call.size,
@@ -242,11 +244,14 @@ def _item_of(whole: FinishedCall, batch: CallBatch, index: int) -> FinishedCall:
     """An item of the batch."""
     if batch.plain:  # All were answered together, by the same upstream.
         policy, attempts = batch.plain[index][0], ((batch.answered_label, 0.0, whole.took_s, "answered"),)
-        return replace(whole, surface="item", method=policy.method.name, units=policy.units, size=0, attempts=attempts)
+        return replace(
+            whole, surface="item", batch=None, method=policy.method.name, units=policy.units, size=0, attempts=attempts
+        )
     item = batch.items[index]
     return replace(
         whole,
         surface="item",
+        batch=None,
         method=method_of(item.policy),
         invented_name=invented_name_of(item.policy),
         status=item.fault.status if item.fault is not None else 200,
@@ -267,6 +272,12 @@ def _attempts_of(call: FinishedCall) -> Sequence[RecordedAttempt]:
     if call.flight is not None:
         return sorted(call.flight.attempts(now), key=itemgetter(1))
     return attempts_of(call.calls, now - call.took_s) if call.calls else call.attempts
+
+
+def _cost_of(call: FinishedCall) -> int:
+    if call.batch is not None:
+        return sum(cost_of(item.flight, item.cache) for item in call.batch.items)
+    return call.cost if call.flight is None else cost_of(call.flight, call.cache)
 
 
 def _params(params: bytes) -> str:

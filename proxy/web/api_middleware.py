@@ -17,6 +17,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from proxy import telemetry
 from proxy.core.access import has_key
+from proxy.core.credits import in_usd
 from proxy.core.verification import VERIFICATIONS
 from proxy.errors import (
     ExpectationFailed,
@@ -170,6 +171,8 @@ class ApiMiddleware:
             reply.headers["X-Block-Number"] = str(state.block)
         if state.upstream:
             reply.headers["X-Upstream"] = state.upstream
+        if state.directives is not None and state.directives.cost and state.batch is None:
+            reply.headers["X-Cost"] = in_usd(state.cost)
         if state.key is not None:
             reply.headers.update(self._admission.headers(state.key, time.monotonic()))
         else:

@@ -35,6 +35,8 @@ class RequestState:
     directives: Directives | None = None
     # The price, if it is known.
     units: int | None = None
+    # What it cost at upstreams' providers, in billionths of a dollar.
+    cost: int = 0
     cache: str = ""
     upstream: str = ""
     # A block that the state behind the reply has reached.
@@ -63,6 +65,7 @@ class RequestState:
             status=reply.status,
             outcome=self.outcome or ("faults" if reply.status >= 500 else "errors"),
             units=self.units or 0,
+            cost=self.cost,
             cache=self.cache,
             size=reply.content_length or 0,
             block=self.block,

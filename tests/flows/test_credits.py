@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from proxy.core.directives import USUAL
 from tests.http_client import rpc
 from tests.metering_upstream import MeteringUpstream, billing_by
 from tests.rpc_harness import RpcHarness, rpc_harness
@@ -167,3 +168,53 @@ async def test_batch_is_priced_call_by_call() -> None:
         assert reply.status == 200
         assert harness.counted[0] - before == 160
         await harness.agrees()
+
+
+# aiohttp serves requests of web pages, the front all others.
+SERVED_BY: tuple[dict[str, str], ...] = ({}, {"Origin": "https://app.example.com"})
+PRICED = {"cost": "alchemy", "credit_price": "0.40"}
+
+
+@on_uvloop
+async def test_reply_shows_its_cost_to_keys_that_may_see_it() -> None:
+    async with rpc_harness(1, options=[PRICED]) as harness:
+        harness.worker.add_key("dear", directives=USUAL | {"cost"})
+        for number, more in enumerate(SERVED_BY):
+            call = ("eth_call", [{"to": ADDRESS, "data": hex(number)}, "latest"])
+            refused = await harness.call(*call, X_Cost="1", **more)
+            assert (refused.status, "X-Cost" in refused.json["error"]["message"]) == (403, True)
+            assert "x-cost" not in (await harness.call("eth_gasPrice", key="dear", **more)).headers
+            costs = [(await harness.call(*call, key="dear", X_Cost="1", **more)).headers["x-cost"] for _ in range(2)]
+            assert costs == ["0.000010400", "0.000000000"], "the second reply is cached"
+
+
+@on_uvloop
+async def test_cost_has_all_attempts_of_a_call() -> None:
+    async with rpc_harness(3, options=[PRICED] * 3) as harness:
+        harness.worker.add_key("dear", directives=USUAL | {"cost"})
+        call = ("eth_getBalance", [ADDRESS, "latest"])
+        reply = await harness.call(*call, key="dear", X_Cost="1", X_Verify="quorum 3/3")
+        assert (reply.status, reply.headers["x-cost"]) == (200, "0.000024000")
+
+
+@on_uvloop
+async def test_upstreams_that_cost_more_than_the_request_allows_are_left_out() -> None:
+    async with rpc_harness(2, options=[PRICED, {"tier": 1}]) as harness:
+        dear, own = harness.upstreams
+        for number, more in enumerate(SERVED_BY):
+            for most, asked in (("0.0000104", dear), ("0.0000103", own), ("0", own)):
+                before = asked.count("eth_call")
+                call = ("eth_call", [{"to": ADDRESS, "data": f"0x{number}{most[2:]}"}, "latest"])
+                assert (await harness.call(*call, X_Max_Cost=most, **more)).status == 200
+                assert asked.count("eth_call") == before + 1, (most, more)
+            wrong = await harness.call("eth_gasPrice", X_Max_Cost="much", **more)
+            assert (wrong.status, wrong.json["error"]["param"]) == (400, "X-Max-Cost")
+
+
+@on_uvloop
+async def test_call_that_no_upstream_makes_at_the_cost_is_refused() -> None:
+    async with rpc_harness(1, options=[PRICED]) as harness:
+        for more in SERVED_BY:
+            reply = await harness.call("eth_call", [{"to": ADDRESS}, "latest"], X_Max_Cost="0", **more)
+            assert reply.status == 503
+            assert "at the cost of X-Max-Cost" in reply.json["error"]["message"]

@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from proxy.core.access import AllowedUses, Key
+from proxy.core.directives import USUAL
 from proxy.core.request_records import MOST_PARAMS, RecordReader, kind_of, shown_text
 from proxy.errors import InvalidRequest
 from proxy.services.request_recorder import (
@@ -99,6 +100,19 @@ async def test_good_request_is_recorded_by_the_sample(records: Records, more: di
     found = (await records.get("/requests?method=eth_gasPrice")).json
     assert (found["total"], found["requests"][0]["recorded"]) == (1, "sampled")
     assert found["requests"][0]["id"] in {reply.headers["x-request-id"] for reply in replies}
+
+
+@with_records(options=[{"cost": "alchemy", "credit_price": "0.40"}])
+async def test_cost_at_providers_is_recorded(records: Records, more: dict[str, str]) -> None:
+    worker = records.harness.worker
+    main = worker.app.keyring.find(worker.keys["main"], 0.0)
+    worker.add_key("dear", directives=USUAL | {"cost"}, beside=main)
+    reply = await records.harness.call(*BALANCE, X_Explain="1", **more)
+    batch = await records.harness.batch(("eth_gasPrice", []), ("eth_chainId", []), X_Explain="1", **more)
+    for found in (reply, batch):
+        assert (await records.of(found))["cost_usd"] is None, "the key may not see prices"
+        path = f"/requests/{found.headers['x-request-id']}"
+        assert (await records.get(path, key="dear")).json["cost_usd"] == "0.000008000"
 
 
 @with_records(3, cache={"enabled": False, "coalesce": False})

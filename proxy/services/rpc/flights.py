@@ -588,6 +588,11 @@ class Caller(Waiter, Protocol):
         """The call waits for this flight, from now on or instead of an earlier one."""
 
 
+def cost_of(flight: Flight | None, cache: str) -> int:
+    """What a call cost at upstreams' providers, in billionths of a dollar. One that joined another call cost nothing."""
+    return 0 if flight is None or cache == "join" else flight.cost
+
+
 def result_at(policy: MethodPolicy, id_: bytes, headers: ReplyHeaders, beginning: Piece) -> int:
     """The offset of the result in a large reply to our call; 0 if it must not be streamed. A result that names a block is
     read first."""

@@ -26,7 +26,7 @@ WRITE_S = 10.0
 CHOSEN_FROM, MOST_CHOICES = 10_000, 100
 _COLUMNS = (
     "id", "account", "key", "network", "surface", "method", "status", "reason", "units", "cache", "bytes", "block", "error",
-    "blame", "params", "code", "client_id", "called",
+    "blame", "params", "code", "client_id", "called", "cost",
 )  # fmt: skip
 
 

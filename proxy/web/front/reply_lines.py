@@ -10,7 +10,7 @@ from proxy.core.credits import in_usd
 from proxy.core.directives import Directives
 from proxy.core.verification import VERIFICATIONS
 from proxy.errors import Fault
-from proxy.services.rpc.flights import Caller
+from proxy.services.rpc.flights import Caller, cost_of
 from proxy.services.rpc.network_state import NetworkState
 from proxy.services.rpc.networks import Route
 
@@ -71,12 +71,10 @@ def upstream_line(route: Route, caller: Caller) -> bytes:
 
 
 def cost_line(directives: Directives | None, caller: Caller) -> bytes:
-    """What the call cost at providers, if the request wants to know. A call that joined another one cost nothing."""
+    """What the call cost at providers, if the request wants to know."""
     if directives is None or not directives.cost:
         return b""
-    is_payer = caller.flight is not None and caller.cache != "join"
-    nanos = caller.flight.cost if is_payer and caller.flight is not None else 0
-    return b"X-Cost: %b\r\n" % in_usd(nanos).encode()
+    return b"X-Cost: %b\r\n" % in_usd(cost_of(caller.flight, caller.cache)).encode()
 
 
 def fault_bytes(fault: Fault, body: bytes, stamp: bytes, common: bytes) -> bytes:

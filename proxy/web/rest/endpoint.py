@@ -222,7 +222,7 @@ class RestEndpoints:
             finally:
                 took_s = time.monotonic() - began
                 if meter is not None:
-                    state.units = meter.settle(units)
+                    state.units, state.cost = meter.settle(units), meter.cost
                     took_s -= meter.waited_s
                 state.network = resolved[0] if resolved else ""
                 tally = self._api.accounting.of_operation(key, state.network, operation.id)

@@ -9,6 +9,7 @@ from typing import Any
 
 from proxy.chains.evm.revert_reasons import message_of
 from proxy.core.access import SCOPE_BIT, Key
+from proxy.core.credits import in_usd
 from proxy.core.paging import Page
 from proxy.core.request_records import (
     ErrorGroup,
@@ -53,7 +54,7 @@ class RequestRecordHandlers:
     async def list(self, request: RestRequest) -> dict[str, Any]:
         reader = _reader(request.key)
         found, total = await self._requests.page(_filter(request.query), reader, request.page)
-        listed = request.listed("requests", [self._shown(each) for each in found], total)
+        listed = request.listed("requests", [self._shown(each, request.key) for each in found], total)
         if request.query["choices"]:
             # An account is the only one in its list, and may not see upstreams.
             choices = _choices(await self._requests.choices(reader))
@@ -65,7 +66,7 @@ class RequestRecordHandlers:
         may_read_all = key.scopes & (DELIVERIES if is_delivery(wanted) else ALL_REQUESTS)
         reader = _reader(key)
         record = await self._requests.read(wanted, reader if may_read_all else replace(reader, networks=()))
-        return {**self._shown(record), "others": record.others}
+        return {**self._shown(record, key), "others": record.others}
 
     async def errors(self, request: RestRequest) -> dict[str, Any]:
         found = await self._requests.errors(_span(request.query), _reader(request.key))
@@ -89,10 +90,13 @@ class RequestRecordHandlers:
         return {**self._priced(record), "others": record.others}
 
     def _priced(self, record: RequestRecord) -> dict[str, Any]:
-        return {**shown_record(record), "price": self._price_of(record.network, record.method)}
+        price = self._price_of(record.network, record.method)
+        return {**shown_record(record), "price": price, "cost_usd": in_usd(record.cost)}
 
-    def _shown(self, record: RequestRecord) -> dict[str, Any]:
+    def _shown(self, record: RequestRecord, reader: Key) -> dict[str, Any]:
         shown = self._priced(record)
+        if "cost" not in reader.directives:  # The key may not see the operator's prices.
+            shown["cost_usd"] = None
         if not self._shows_upstream:
             names = {
                 label: f"upstream {index}"

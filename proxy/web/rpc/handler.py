@@ -21,6 +21,7 @@ from proxy.core.usage import Outcome, outcome_of
 from proxy.errors import Fault, NotFound
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.calls import HeldResultWaiter, PendingReply, RpcError
+from proxy.services.rpc.flights import cost_of
 from proxy.services.rpc.held_body import NO_ROOM, HeldBody, ReplyShare
 from proxy.services.rpc.method_policy import ANY_SCOPE, invented_name_of, method_of
 from proxy.services.rpc.networks import Route
@@ -192,7 +193,7 @@ class RpcHandler:
             share.give_all()
             raise
         finally:
-            state.flight = pending.flight
+            state.flight, state.cost = pending.flight, cost_of(pending.flight, pending.cache)
         took_s = time.monotonic() - began
         accounting.count(key, pending, outcome, took_s)
         if state.span is not None and pending.policy is not None:

@@ -133,7 +133,7 @@ class PaymasterHandler:
             accounting.of_operation(key, network.id, method).count(
                 outcome, "", cost, time.monotonic() - began - meter.waited_s
             )
-            state.units = (state.units or 0) + cost
+            state.units, state.cost = (state.units or 0) + cost, state.cost + meter.cost
         return jsonrpc.result_reply(id_, orjson.dumps(fields)) if id_ else b""
 
     async def _mistake(self, request: web.Request, key: Key, id_: bytes, error: bytes, *, alone: bool = False) -> bytes:

@@ -35,6 +35,7 @@ from proxy.core.rest_routes import (
 from proxy.core.usage import Outcome, outcome_of
 from proxy.errors import Fault, InternalError, InvalidRequest, MethodNotAllowed, NotFound, of_status
 from proxy.services.rpc.calls import RpcError
+from proxy.services.rpc.flights import cost_of
 from proxy.services.rpc.held_body import NO_ROOM, ReplyShare
 from proxy.services.rpc.method_policy import ANY_SCOPE, invented_name_of, method_of
 from proxy.services.rpc.networks import Networks, Route
@@ -176,7 +177,7 @@ class RestCallHandler:
             share.give_all()
             raise
         finally:
-            state.flight = pending.flight
+            state.flight, state.cost = pending.flight, cost_of(pending.flight, pending.cache)
         state.units, state.cache, state.block = pending.units, pending.cache, pending.reached
         if self._shows_upstream and pending.flight is not None:
             state.upstream = pending.flight.answered_label

@@ -1782,7 +1782,9 @@ create table requests (
     -- The id that the client chose, which other requests may have too; empty without one.
     client_id text not null default '',
     -- The name that the caller gave to a method that does not exist; otherwise empty.
-    called text not null default ''
+    called text not null default '',
+    -- What it cost at providers of upstreams, in billionths of a US dollar.
+    cost bigint not null default 0
 ) partition by range (at);
 
 create index requests_by_id on requests (id, at desc);

@@ -11,15 +11,15 @@ with held as materialized (
 )
 insert into requests (
     at, ms, attempts, id, account, key, network, surface, method, status, reason, units, cache, bytes, block, error, blame, params,
-    code, client_id, called
+    code, client_id, called, cost
 )
 select given.* from unnest(
     $1::timestamptz[], $2::double precision[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[],
     $10::integer[], $11::text[], $12::integer[], $13::text[], $14::bigint[], $15::bigint[], $16::text[], $17::text[], $18::text[],
-    $19::text[], $20::text[], $21::text[]
+    $19::text[], $20::text[], $21::text[], $22::bigint[]
 ) as given (
     at, ms, attempts, id, account, key, network, surface, method, status, reason, units, cache, bytes, block, error, blame, params,
-    code, client_id, called
+    code, client_id, called, cost
 )
 left join held on held.id = given.account
 where not coalesce(held.is_erased, false);
@@ -29,7 +29,7 @@ where not coalesce(held.is_erased, false);
 -- records of others, but not those of the reader's own key.
 select found.*, keys.name as key_name, accounts.name as account_name from (
     select at, id, account, key, network, surface, method, status, reason, units, cache, ms, bytes, block, error, blame,
-        attempts, params, code, client_id, called
+        attempts, params, code, client_id, called, cost
     from requests
     where (id = $1 or client_id = $1 and client_id <> '') and ($2::text is null or account = $2)
         and ($3::text[] is null or network = any($3) or key = $4)
@@ -59,7 +59,7 @@ limit 10001) found;
 -- $13: the beginning of an attempt of the wanted upstream.
 select found.*, keys.name as key_name, accounts.name as account_name from (
     select at, id, account, key, network, surface, method, status, reason, units, cache, ms, bytes, block, error, blame,
-        attempts, params, code, client_id, called
+        attempts, params, code, client_id, called, cost
     from requests
     where ($1::text is null or account = $1) and ($2::text[] is null or network = any($2) or key = $3)
         and ($4::text is null or network = $4) and ($5::text is null or method = $5)

@@ -148,6 +148,7 @@ const summaryOf = (found) => [
   ["Duration", format.millis(found.ms)],
   ...found.price === null ? [] : [["Price", format.counted(found.price, "unit")]],
   ["Units charged", format.number(found.units)],
+  ...Number(found.cost_usd) ? [["Cost at providers", `$${found.cost_usd}`]] : [],
   ["Cache", found.cache ?? format.NONE],
   ["State at block", format.number(found.block)],
   ["Reply size", `${format.number(found.bytes)} bytes`],
