@@ -167,6 +167,12 @@ upstream_budget_credits = _gauge(
 upstream_budget_left_credits = _gauge(
     "livemin", "penstock_upstream_budget_left_credits", "Credits of the budget that are left in its period", "upstream"
 )
+upstream_budget_end = _gauge(
+    "livemax",
+    "penstock_upstream_budget_end_timestamp_seconds",
+    "When the budget of the upstream runs out at the rate of its period so far; 0 if its period ends before",
+    "upstream",
+)
 request_records_dropped_total = Counter(
     "penstock_request_records_dropped_total", "Records of requests dropped because the memory for them was full"
 )

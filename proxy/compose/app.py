@@ -142,7 +142,7 @@ class App:
         self._build_data_plane(builder)
         self._build_features(builder)
         self.spending = SpendingLog(SpendingStore(self.pool), self.networks.meters(), flush_s=settings.usage.flush_s)
-        self.budgets = Budgets(SpendingStore(self.pool), self.networks.healths())
+        self.budgets = Budgets(SpendingStore(self.pool), self.networks.metered())
         self._build_web()
         self._build_front()
         self._runner = web.AppRunner(self.web, access_log=None, shutdown_timeout=AFTER_DRAIN_S)

@@ -100,7 +100,7 @@ class Background:
         table = None if memory is None else memory.polls
         self._trackers = [Tracker(state, table=table) for state in states.values()]
         self.spending = SpendingLog(SpendingStore(self.pool), self.networks.meters(), flush_s=settings.usage.flush_s)
-        self.budgets = Budgets(SpendingStore(self.pool), self.networks.healths())
+        self.budgets = Budgets(SpendingStore(self.pool), self.networks.metered())
         self.holdings = HoldingsSink()
         self.sinks: list[FollowerSink] = [
             self.holdings,

@@ -14,6 +14,7 @@ from proxy.chains.evm.signer import Signer, relay_header
 from proxy.chains.families import family_of
 from proxy.chains.family import Family
 from proxy.chains.registry import Network
+from proxy.compose.credit_budgets import budget_of, included_of
 from proxy.compose.upstream_ids import BUNDLER, RELAY, upstream_id_of
 from proxy.core import verification
 from proxy.core.budgets import CreditBudget
@@ -34,7 +35,6 @@ from proxy.services.rpc.recent_writes import RecentWrites
 from proxy.services.rpc.shadow import Shadow
 from proxy.services.rpc.shared_cache import SharedCache
 from proxy.settings import (
-    BudgetSettings,
     BundlerSettings,
     RelaySettings,
     Settings,
@@ -335,20 +335,16 @@ class NetworkBuilder:
         table = (provider.credits if provider is not None else None) or CreditTable()
         price = Decimal(given.credit_price) if given.credit_price else table.usd_per_million
         prices = CallPrices(table, network.chain.name, given.credits)
-        budget = None if given.budget is None else self._budget(given, given.budget, upstream_id)
-        if budget is not None:
-            budget.expect(prices.credits(""))
-        return CreditMeter(label, network.id, prices, price, budget=budget, billing_day=given.billing_day)
-
-    def _budget(self, given: UpstreamSettings, budget: BudgetSettings, upstream_id: str) -> CreditBudget:
-        """The budget of one upstream, or the one that it shares with others."""
-        name = budget.shared or upstream_id
-        found = self._budgets.get(name)
-        if found is None:
-            found = self._budgets[name] = CreditBudget(
-                name, budget.credits, per=budget.per, hard=budget.hard, billing_day=given.billing_day
-            )
-        return found
+        budget, included = (
+            None if found is None else self._budgets.setdefault(found.name, found)
+            for found in (budget_of(given, upstream_id), included_of(given, upstream_id))
+        )
+        for each in (budget, included):
+            if each is not None:
+                each.expect(prices.credits(""))
+        return CreditMeter(
+            label, network.id, prices, price, budget=budget, included=included, billing_day=given.billing_day
+        )
 
     def _rate(self, upstream_id: str, per_second: float) -> CallRate:
         if self._memory is None:

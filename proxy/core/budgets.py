@@ -5,7 +5,8 @@ hosts. A *hard* budget is never exceeded: an upstream is chosen only for calls w
 calls go on, and once it is used up its upstreams are chosen last.
 
 A lease is as much as was spent lately, so that calls rarely wait for one, and at most a small part of what is left, so that
-little is unused when the budget ends.
+little is unused when the budget ends. A *paced* budget of a month allows each day's part of it only on that day or later, so
+that it lasts to the end of the month.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class CreditBudget:
         "_spent_lately",
         "_ticked_at",
         "_waiting",
+        "allowance",
         "billing_day",
         "hard",
         "is_over",
@@ -38,21 +40,27 @@ class CreditBudget:
         "limit",
         "name",
         "on_short",
+        "paced",
         "per",
         "period",
         "remaining",
     )
 
-    def __init__(self, name: str, limit: int, *, per: BudgetPeriod, hard: bool, billing_day: int = 1) -> None:
+    def __init__(
+        self, name: str, limit: int, *, per: BudgetPeriod, hard: bool, billing_day: int = 1, paced: bool = False
+    ) -> None:
+        self.paced = paced
         self.name = name
         self.limit = limit
         self.per = per
         self.hard = hard
         self.billing_day = billing_day
-        # The first day of the present period; the credits in the lease, and those that nobody had leased when it was made.
+        # The first day of the present period; the credits in the lease, and those that could still be leased when it was made.
         self.period = datetime.date.min
         self.left = 0
         self.remaining = limit
+        # The credits that may be used until the end of the present day: all of them, unless it is paced.
+        self.allowance = limit
         # The price of the dearest call lately: a lease that is smaller is of no use.
         self.least = 1
         # Whether all of it is used.
@@ -85,6 +93,11 @@ class CreditBudget:
         return self.hard and self.left < credits_ and not self.is_over
 
     @property
+    def used(self) -> int:
+        """The credits that are used or leased, as far as is known."""
+        return max(0, self.allowance - self.remaining)
+
+    @property
     def wanted(self) -> int:
         """How many more credits to lease now; 0 if there are enough."""
         usual = max(self._spent_lately * 2, self.limit // 1000)
@@ -100,7 +113,8 @@ class CreditBudget:
         if credits_ > 0:
             self._spent_lately += credits_
             self.least = max(self.least, credits_)
-        if self.left < self.least or self.left * 2 < self._spent_lately:
+        # When it is used up, asking more often than on every tick is of no use.
+        if not self.is_over and (self.left < self.least or self.left * 2 < self._spent_lately):
             self.on_short()
 
     def expect(self, credits_: int) -> None:
@@ -122,8 +136,15 @@ class CreditBudget:
         """A new period begins, with a new budget."""
         self.period = period
         self.left = 0
-        self.remaining = self.limit
+        self.remaining = self.allowance = self.limit
         self.is_over = False
+
+    def allow(self, day: datetime.date) -> None:
+        """It is this day. A paced budget allows the parts of the days up to now."""
+        days = (day - self.begins(day)).days + 1
+        allowance = self.limit * days // (self.ends(day) - self.begins(day)).days if self.paced else self.limit
+        self.remaining += allowance - self.allowance
+        self.allowance = allowance
 
     def tick(self, now: float) -> None:
         """Forget half of what was spent lately, every LEASE_S."""

@@ -111,7 +111,17 @@ class Spent:
 class CreditMeter:
     """Counts what the provider of one upstream bills for the calls of this process."""
 
-    __slots__ = ("_nanos_per_million", "billing_day", "budget", "counts", "label", "network", "prices", "total")
+    __slots__ = (
+        "_nanos_per_million",
+        "billing_day",
+        "budget",
+        "counts",
+        "included",
+        "label",
+        "network",
+        "prices",
+        "total",
+    )
 
     def __init__(
         self,
@@ -121,9 +131,12 @@ class CreditMeter:
         usd_per_million: Decimal,
         *,
         budget: CreditBudget | None = None,
+        included: CreditBudget | None = None,
         billing_day: int = 1,
     ) -> None:
+        """`included`: the credits of the plan, until whose end calls cost nothing more."""
         self.budget = budget
+        self.included = included
         self.billing_day = billing_day
         self.label = label
         self.network = network
@@ -167,19 +180,24 @@ class CreditMeter:
         return counts
 
     def _nanos(self, credits_: int) -> int:
+        if self.included is not None and not self.included.is_over:
+            return 0
         return credits_ * self._nanos_per_million // CREDITS_PER_PRICE
 
     def _add(self, spender: Spender, calls: int, credits_: int) -> int:
         found = self.counts.get(spender)
         if found is None:
             found = self.counts[spender] = Spent()
-        # A refund is exactly what was charged: rounding a negative amount would give another one.
+        # A refund is exactly what was charged: rounding a negative amount would give another one. Only a call that was under
+        # way when the included credits ended may be refunded more than it was charged.
         nanos = self._nanos(credits_) if credits_ >= 0 else -self._nanos(-credits_)
         change = Spent(calls, credits_, nanos)
         found.add(change)
         self.total.add(change)
         if self.budget is not None:
             self.budget.spend(credits_)
+        if self.included is not None and not self.included.is_over:
+            self.included.spend(credits_)
         return nanos
 
 

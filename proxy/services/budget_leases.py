@@ -42,6 +42,9 @@ class Budgets:
         for health in healths:
             if health.meter is not None and health.meter.budget is not None:
                 self._healths.setdefault(health.meter.budget, []).append(health)
+            if health.meter is not None and health.meter.included is not None:
+                # When these are used up, calls have a price, and nothing else changes.
+                self._healths.setdefault(health.meter.included, [])
         self._wake = asyncio.Event()
         # The budgets that were warned about in their present period.
         self._warned: dict[CreditBudget, datetime.date] = {}
@@ -81,9 +84,10 @@ class Budgets:
             period = budget.begins(now.date())
             if period != budget.period:
                 budget.begin(period)
+            budget.allow(now.date())
             budget.tick(now.timestamp())
             if wanted := budget.wanted:
-                _call(budget.leased(*await self._store.lease(budget.name, period, wanted, budget.limit)))
+                _call(budget.leased(*await self._store.lease(budget.name, period, wanted, budget.allowance)))
             else:
                 _call(budget.lease_failed())
             for health in healths:
@@ -91,16 +95,20 @@ class Budgets:
             self._report(budget, healths, now)
 
     def _report(self, budget: CreditBudget, healths: Sequence[UpstreamHealth], now: datetime.datetime) -> None:
-        used = budget.limit - budget.remaining
+        if not healths:
+            return
+        used = budget.used
         begins, ends = (
             datetime.datetime.combine(day, datetime.time(), datetime.UTC)
             for day in (budget.period, budget.ends(now.date()))
         )
         at = runs_out(used, budget.limit, begins=begins, now=now)
+        is_early = at is not None and at < ends and used >= budget.limit // 10
         for health in healths:
             telemetry.upstream_budget_credits.labels(health.label).set(budget.limit)
-            telemetry.upstream_budget_left_credits.labels(health.label).set(budget.remaining + max(0, budget.left))
-        is_early = at is not None and at < ends and used >= budget.limit // 10
+            left = budget.limit - used + max(0, budget.left)
+            telemetry.upstream_budget_left_credits.labels(health.label).set(left)
+            telemetry.upstream_budget_end.labels(health.label).set(at.timestamp() if is_early and at is not None else 0)
         if (used >= WARN_SHARE * budget.limit or is_early) and self._warned.get(budget) != budget.period:
             self._warned[budget] = budget.period
             end = None if at is None else f"{min(at, ends):%Y-%m-%d %H:%M} UTC"

@@ -103,7 +103,7 @@ def _name_faults(
 
 def _cost_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
     """Report price lists that do not exist, and prices without a list that they belong to."""
-    shared: dict[str, tuple[BudgetSettings, int]] = {}
+    shared: dict[str, tuple[BudgetSettings, int, int]] = {}
     priced = sorted(name for name, provider in tables.providers.items() if provider.credits is not None)
     for place, each in _listed(tree, "upstreams", UpstreamSettings):
         if each.cost and each.cost not in priced:
@@ -115,9 +115,14 @@ def _cost_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
             continue
         if not each.is_metered:
             yield f"upstreams.{place}.budget: needs cost or credits, because it is counted in credits"
-        terms = each.budget, each.billing_day
+        if each.budget.paced and each.budget.per != "month":
+            yield f'upstreams.{place}.budget.paced: is for budgets of a month: leave it out, or set per = "month"'
+        terms = each.budget, each.billing_day, each.included_credits
         if each.budget.shared and shared.setdefault(each.budget.shared, terms) != terms:
-            yield f"upstreams.{place}.budget: another upstream has the budget {each.budget.shared!r} with other values"
+            yield (
+                f"upstreams.{place}.budget: another upstream has the budget {each.budget.shared!r} with other values: budget, "
+                "billing_day and included_credits must be the same"
+            )
 
 
 def database_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:

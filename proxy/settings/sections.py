@@ -353,6 +353,7 @@ class BudgetSettings:
     credits: int
     per: Literal["day", "month"] = "month"
     hard: bool = True
+    paced: bool = False
     shared: str = ""
 
 

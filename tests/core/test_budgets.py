@@ -59,6 +59,31 @@ def test_rest_that_is_too_small_for_a_call_is_the_end() -> None:
     assert found.is_over
 
 
+def test_paced_budget_allows_a_part_each_day() -> None:
+    found = CreditBudget("a", 30_000, per="month", hard=True, billing_day=5, paced=True)
+    found.begin(datetime.date(2026, 11, 5))
+    found.allow(datetime.date(2026, 11, 5))
+    assert (found.allowance, found.remaining, found.used) == (1000, 1000, 0)
+    found.leased(1000, 0)
+    found.spend(1000)
+    found.leased(0, 0)
+    assert (found.is_over, found.used) == (True, 1000)
+    found.allow(datetime.date(2026, 11, 7))
+    assert (found.allowance, found.remaining, found.used) == (3000, 2000, 1000)
+    found.allow(datetime.date(2026, 12, 4))
+    assert (found.allowance, found.used) == (30_000, 1000)
+
+
+def test_budget_that_is_used_up_is_not_leased_at_every_call() -> None:
+    found = budget(hard=False)
+    found.spend(20_000)
+    found.leased(10_000, 0)
+    asked = []
+    found.on_short = lambda: asked.append(1)
+    found.spend(26)
+    assert not asked
+
+
 def test_unused_credits_are_returned_once() -> None:
     found = budget()
     found.leased(100, 9_900)

@@ -6,6 +6,7 @@ from decimal import Decimal
 
 import pytest
 
+from proxy.core.budgets import CreditBudget
 from proxy.core.credits import EVENT, CallPrices, CreditMeter, CreditTable, in_usd
 from tests.shipped_tables import TABLES
 
@@ -114,3 +115,15 @@ def test_published_prices(name: str, chain: str, prices: dict[str, int]) -> None
 )
 def test_amounts_are_plain_numbers(nanos: int, text: str) -> None:
     assert in_usd(nanos) == text
+
+
+def test_included_credits_cost_nothing_until_they_are_used_up() -> None:
+    included = CreditBudget("included a", 100, per="month", hard=False)
+    found = CreditMeter("a", "b", CallPrices(TABLE, "any"), Decimal("0.40"), included=included)
+    included.leased(100, 0)
+    assert [found.began(("eth_call", "", "")) for _ in range(4)] == [0, 0, 0, 0]
+    assert found.cost_of("eth_call") == 0
+    included.leased(0, 0)
+    assert included.is_over
+    assert found.cost_of("eth_call") == found.began(("eth_call", "", "")) == 26 * 400
+    assert (found.total.credits, found.total.nanos) == (5 * 26, 26 * 400)

@@ -49,6 +49,8 @@ MISSING_DATA = -32014
 _REVERT = b'{"code":3,'
 # How long a call waits for credits of a budget to be leased.
 LONGEST_LEASE_S = 2.0
+# A call that is late by this factor goes to an upstream whose soft budget is used up, if no other is left.
+WORTH_MONEY = 4.0
 
 
 class LogRanges(Protocol):
@@ -263,11 +265,13 @@ class Dispatcher(FlightHandler):
 
     def _hedge(self, flight: Flight, now: float) -> None:
         """Send one more attempt; to an upstream that is behind only if the last one is silent, and to one whose budget is used
-        up only if the call hangs: being faster is not worth the money. If two are in flight already, the older one is given
-        up."""
+        up only if the call is very late: being a little faster is not worth the money. If two are in flight already, the
+        older one is given up."""
         newest, age = flight.newest(now)
         answers = newest is None or not newest.health.silent
-        upstream = self._another(flight, now, has_block=answers, has_credits=answers and age < HEDGE_CEILING_S)
+        usual = HEDGE_CEILING_S if newest is None else self.state.group.hedge_after_s(newest.health)
+        saves = answers and age < min(WORTH_MONEY * usual, HEDGE_CEILING_S)
+        upstream = self._another(flight, now, has_block=answers, has_credits=saves)
         if upstream is None:
             self._repeat(flight, now)
             if age >= HEDGE_CEILING_S and not flight.done and flight.newest(now)[1] >= HEDGE_CEILING_S:

@@ -179,10 +179,13 @@ class Networks:
     def shadows(self) -> list[Shadow]:
         return [shadow for route in self.routes.values() for shadow in route.shadows]
 
+    def metered(self) -> list[UpstreamHealth]:
+        """Those of the upstreams whose calls cost something, with those on trial."""
+        tried = [upstream.health for route in self.routes.values() for upstream in route.candidates]
+        return [health for health in [*self.healths(), *tried] if health.meter is not None]
+
     def meters(self) -> list[CreditMeter]:
-        """The meters of the upstreams whose calls cost something."""
-        tried = [shadow.upstream.health for shadow in self.shadows]
-        return [health.meter for health in [*self.healths(), *tried] if health.meter is not None]
+        return [health.meter for health in self.metered() if health.meter is not None]
 
     def counts(self) -> list[tuple[str, str, int, int, int]]:
         """For each upstream: its network, its label, and how many calls succeeded, failed, and were refused as too many."""
