@@ -71,6 +71,7 @@ TOGETHER = (
         "tests/dashboard/test_alert_settings.py",
         "tests/dashboard/test_announcements.py",
         "tests/dashboard/test_contradictions.py",
+        "tests/dashboard/test_costs.py",
         "tests/dashboard/test_methods.py",
         "tests/dashboard/test_sandbox.py",
         "tests/dashboard/test_page_reads.py",

@@ -13,10 +13,12 @@ from decimal import Decimal
 from typing import Any
 
 from proxy.commands import context, output
+from proxy.compose.credit_budgets import budget_of, included_of
 from proxy.compose.upstream_ids import upstream_id_of
-from proxy.core.budgets import CreditBudget, runs_out
+from proxy.core.budgets import CreditBudget
 from proxy.core.credits import NANOS_PER_USD, CallPrices, CreditTable, in_usd
 from proxy.errors import InvalidRequest, NotFound
+from proxy.services.cost_report import budget_rows
 from proxy.settings import Settings, Tables
 from proxy.store.postgres.spending import COLUMNS, SpendingStore
 from proxy.store.postgres.usage import UsageStore
@@ -98,40 +100,17 @@ def _print_csv(rows: Sequence[dict[str, Any]]) -> None:
 
 
 async def _budgets(source: CostSource) -> list[dict[str, Any]]:
-    """The budgets of the settings with the credits that are used or leased, and a forecast."""
-    now = datetime.datetime.now(datetime.UTC)
-    found: dict[str, CreditBudget] = {}
+    """The budgets of the settings, with a forecast."""
+    found: dict[str, tuple[str, CreditBudget]] = {}
     for each in source.settings.upstreams:
-        if each.budget is not None:
-            network = source.tables.find_network(each.network)
-            assert network is not None  # The settings were validated.
-            own_id = upstream_id_of(source.settings.keys.pepper, network.id, each.place, "")
-            name, terms = each.budget.shared or own_id, each.budget
-            found[name] = CreditBudget(
-                each.budget.shared or f"{each.network}#{each.name}",
-                terms.credits,
-                per=terms.per,
-                hard=terms.hard,
-                billing_day=each.billing_day,
-            )
-    used = await source.store.used({name: budget.begins(now.date()) for name, budget in found.items()})
-    return [_budget_row(budget, used[name], now) for name, budget in found.items()]
-
-
-def _budget_row(budget: CreditBudget, used: int, now: datetime.datetime) -> dict[str, Any]:
-    begins = datetime.datetime.combine(budget.begins(now.date()), datetime.time(), datetime.UTC)
-    ends = datetime.datetime.combine(budget.ends(now.date()), datetime.time(), datetime.UTC)
-    at = runs_out(used, budget.limit, begins=begins, now=now)
-    return {
-        "name": budget.name,
-        "per": budget.per,
-        "hard": budget.hard,
-        "credits": budget.limit,
-        "used": used,
-        "left": budget.limit - used,
-        "ends": ends,
-        "runs_out": at if at is not None and at < ends else None,
-    }
+        network = source.tables.find_network(each.network)
+        assert network is not None  # The settings were validated.
+        own_id = upstream_id_of(source.settings.keys.pepper, network.id, each.place, "")
+        shown = f"{each.network}#{each.name}" if each.budget is None or not each.budget.shared else each.budget.shared
+        for budget, what in ((budget_of(each, own_id), ""), (included_of(each, own_id), " (included)")):
+            if budget is not None:
+                found[budget.name] = shown + what, budget
+    return await budget_rows(source.store, found)
 
 
 async def _elsewhere(source: CostSource, args: argparse.Namespace, first: datetime.date) -> None:

@@ -31,6 +31,7 @@ from proxy.services.accounts.socket_caps import SocketCaps
 from proxy.services.budget_leases import Budgets
 from proxy.services.bundler.bundler_policies import ANY_SCOPE as BUNDLER_SCOPES
 from proxy.services.contradictions import ContradictionLog
+from proxy.services.cost_report import Costs
 from proxy.services.process_reports import ProcessReports
 from proxy.services.readiness import Readiness
 from proxy.services.request_log import RequestLog
@@ -48,6 +49,7 @@ from proxy.store.postgres.private_transactions import PrivateTransactionStore
 from proxy.store.postgres.replica import replica_reads
 from proxy.store.postgres.request_store import RequestStore
 from proxy.store.postgres.spending import SpendingStore
+from proxy.store.postgres.usage import UsageStore
 from proxy.store.shared_memory import host_memory
 from proxy.store.shared_memory.host_memory import HostMemory
 from proxy.store.shared_memory.leased_buckets import LeasedBuckets
@@ -62,7 +64,9 @@ from proxy.web.api_middleware import ApiMiddleware, Handler
 from proxy.web.call_accounting import CallAccounting
 from proxy.web.cross_origin import CrossOrigin
 from proxy.web.dashboard.contradictions import ContradictionHandlers
+from proxy.web.dashboard.session_endpoint import SessionHandler
 from proxy.web.dashboard.static_files import shipped_files
+from proxy.web.dashboard.upstream_costs import CostHandlers
 from proxy.web.docs.pages import Pages, page_files
 from proxy.web.docs.published_spec import PublishedSpec
 from proxy.web.front.connection_limiter import ConnectionLimiter
@@ -309,10 +313,18 @@ class App:
                 self.api_spec,
                 resolver,
                 rest,
-                operator={**records.admin_handlers(), **ContradictionHandlers(self.contradictions).handlers()},
+                operator={**records.admin_handlers(), **self._operator_handlers()},
                 meters=self.plane.meters,
                 with_key=endpoints,
             ),
+        }
+
+    def _operator_handlers(self) -> dict[str, SessionHandler]:
+        unit_prices = self.settings.usage.unit_prices
+        costs = Costs(SpendingStore(self.pool), UsageStore(self.pool), self.networks.meters(), unit_prices)
+        return {
+            **ContradictionHandlers(self.contradictions).handlers(),
+            **CostHandlers(costs, self.dashboard.fleet).handlers(),
         }
 
     def _rest_handlers(self) -> dict[str, RestHandler]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from proxy import telemetry
 from proxy.core.fleet import REASONS, last_upstream_of, networks_of, seen, state_of
+from proxy.core.trials import Trial, trials_of
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.errors import InvalidRequest, NotFound, Unavailable
 from proxy.services.rpc.networks import Networks
@@ -214,6 +215,10 @@ class FleetView:
                     "at": found["created_at"],
                 }
         return views, networks
+
+    async def trials(self) -> list[Trial]:
+        """The upstreams on trial, with what all workers have found."""
+        return trials_of(await self._store.views())
 
     async def cordon(self, upstream_id: str, *, reason: str, by: str, last: bool = False) -> UpstreamHealth:
         """Cordon an upstream. `last`: also if it is the network's last one, without which no call can be served."""

@@ -105,6 +105,9 @@ def _cost_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
     """Report price lists that do not exist, and prices without a list that they belong to."""
     shared: dict[str, tuple[BudgetSettings, int, int]] = {}
     priced = sorted(name for name, provider in tables.providers.items() if provider.credits is not None)
+    for plan in _at(tree, "usage.unit_prices"):
+        if plan not in tables.plans:
+            yield f"usage.unit_prices.{plan}: there is no plan {plan!r}; there are: {', '.join(tables.plans)}"
     for place, each in _listed(tree, "upstreams", UpstreamSettings):
         if each.cost and each.cost not in priced:
             yield f"upstreams.{place}.cost: there is no price list {each.cost!r}; there are: {', '.join(priced)}"

@@ -145,6 +145,7 @@ class UsageSettings:
     keep_minutes_s: float
     keep_hours_s: float
     keep_days_s: float
+    unit_prices: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ VIEWS = (
     "overview", "errors", "requests", "webhooks", "policies", "addresses", "explorer", "keys", "alerts", "account",
     "account/security", "networks",
     "operator/overview", "operator/audit",
-    "operator/upstreams", "operator/accounts", "operator/usage", "operator/errors", "operator/requests",
+    "operator/upstreams", "operator/accounts", "operator/usage", "operator/costs", "operator/errors", "operator/requests",
     "operator/fleet", "operator/queues", "operator/methods", "operator/announcements",
 )  # fmt: skip
 # Counts elements that exist only if text was parsed as markup.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import datetime
 import itertools
 import re
 import subprocess
@@ -15,10 +16,13 @@ from aiohttp import web
 from playwright.async_api import Page, expect
 
 from proxy.commands.index import BackfillReport
+from proxy.core.credits import Spent
 from proxy.dev.funded_accounts import ALICE, FUNDED
 from proxy.services.follower.backfill import BackfillProgress
 from proxy.services.process_reports import ProcessReports
 from proxy.store.postgres.fleet import FleetStore
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.spending import SpendingStore
 from proxy.tasks import Tasks
 from tests.browser.visitor import WAIT_MS, Site, Visitor
 from tests.database import pooled
@@ -789,3 +793,23 @@ async def test_form_shows_all_errors_with_the_labels_of_its_fields(holder: Visit
     for label in ("Allowed IP addresses", "Networks"):
         await expect(holder.dialog.get_by_label(label)).to_have_attribute("aria-invalid", "true")
     await holder.button("Cancel", holder.dialog).click()
+
+
+async def test_costs_are_shown_beside_units_and_margins(operator: Visitor) -> None:
+    page, service = operator.page, operator.site.service
+    today, account = datetime.datetime.now(datetime.UTC).date(), (await service.cli_json("accounts", "list"))[0]
+    running = orjson.loads((service.data / "running.json").read_bytes())
+    pool = Pool(running["database"]["url"], size=1, acquire_timeout_s=5.0)
+    await pool.open()
+    spent = {("dev/mainnet#dear", "dev/mainnet", ("eth_call", account["id"], "key_1")): Spent(1200, 31_200, 12_480_000)}
+    await SpendingStore(pool).write("costs", 1, today, spent)
+    await pool.close()
+    await operator.open("operator/costs")
+    await operator.heading("Costs").wait_for()
+    await expect(page.locator(".tile").filter(has_text="Cost").first).to_contain_text("1,200 calls")
+    await expect(page.get_by_role("table", name="Upstreams by cost")).to_contain_text("dev/mainnet#dear")
+    methods, accounts = (page.get_by_role("table", name=name) for name in ("Methods by cost", "Accounts by cost"))
+    await expect(methods.get_by_role("row", name="eth_call")).to_contain_text("$0.012")
+    await expect(accounts).to_contain_text(account["name"])
+    await accounts.get_by_role("link").first.click()
+    await operator.heading("Usage").wait_for()

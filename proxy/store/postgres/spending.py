@@ -56,6 +56,16 @@ class SpendingStore:
         async with self._pool.connection() as connection:
             return [dict(row) for row in await connection.fetch(sql.spending.rows, first, last, most)]
 
+    async def methods(self, first: datetime.date, last: datetime.date) -> list[dict[str, Any]]:
+        """Sums of these days by network and method, the dearest first."""
+        async with self._pool.connection() as connection:
+            return [dict(row) for row in await connection.fetch(sql.spending.methods, first, last)]
+
+    async def accounts(self, first: datetime.date, last: datetime.date, most: int) -> list[dict[str, Any]]:
+        """The dearest accounts of these days, with their requests and units."""
+        async with self._pool.connection() as connection:
+            return [dict(row) for row in await connection.fetch(sql.spending.accounts, first, last, most)]
+
     async def lease(self, budget: str, begins: datetime.date, wanted: int, limit: int) -> tuple[int, int]:
         """Lease credits of a budget. Returns how many were granted, and how many are left for others."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:

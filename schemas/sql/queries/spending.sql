@@ -30,6 +30,27 @@ limit $3;
 -- Calls since a day that were made for clients and for the service itself, by network and method.
 select network, method, sum(calls)::bigint as calls from spending where day >= $1 group by 1, 2 order by 1, 2;
 
+-- methods
+-- What the calls of the days from $1 to $2 cost by network and method, the dearest first.
+select network, method, sum(calls)::bigint as calls, sum(credits)::bigint as credits, sum(nanos)::bigint as nanos
+from spending where day between $1 and $2 group by 1, 2 order by 5 desc, 4 desc, 1, 2;
+
+-- accounts
+-- What each account cost from $1 to $2, with its requests and units, the dearest $3 first. A deleted account has no name.
+select s.account_id as id, coalesce(a.name, '') as name, coalesce(a.plan, '') as plan, s.calls, s.credits, s.nanos, u.requests, u.units
+from (
+    select account_id, sum(calls)::bigint as calls, sum(credits)::bigint as credits, sum(nanos)::bigint as nanos
+    from spending where day between $1 and $2 and account_id <> '' group by 1 order by 4 desc, 3 desc, 1 limit $3
+) s
+left join accounts a on a.id = s.account_id
+left join lateral (
+    select coalesce(sum(requests), 0)::bigint as requests, coalesce(sum(units), 0)::bigint as units
+    from usage_series e join usage on usage.series = e.id
+    where e.account_id = s.account_id and e.key_id = '' and e.network = '' and e.method = '' and usage.step = 'day'
+        and usage.at >= $1::date::timestamp at time zone 'UTC' and usage.at < ($2::date + 1)::timestamp at time zone 'UTC'
+) u on true
+order by s.nanos desc, s.credits desc, s.account_id;
+
 -- lease
 -- Lease a part of a budget ($1) for the period that begins on $2.
 select granted, remaining from lease_budget($1, $2, $3, $4);

@@ -25,7 +25,7 @@ const GROUPS = [
   ["API", ["overview", "networks", "requests", "webhooks", "policies", "addresses", "explorer"]],
   ["Settings", ["keys", "alerts", "account"]],
 ];
-const OPERATOR_PAGES = { overview: "Overview", upstreams: "Upstreams", methods: "Methods", accounts: "Accounts", usage: "Usage", errors: "Errors", requests: "Requests", fleet: "Fleet", queues: "Queues", audit: "Audit log", announcements: "Announcements" };
+const OPERATOR_PAGES = { overview: "Overview", upstreams: "Upstreams", methods: "Methods", accounts: "Accounts", usage: "Usage", costs: "Costs", errors: "Errors", requests: "Requests", fleet: "Fleet", queues: "Queues", audit: "Audit log", announcements: "Announcements" };
 const OPERATOR_FLAG = "penstock.operator";
 const NOTICE_FLAG = "penstock.notice";
 const NOTICES = { expired: ["Your session expired. Sign in again.", "bad"], deleted: ["Your account has been deleted."] };

@@ -6,6 +6,7 @@ const PAGES = {
   accounts: () => import("./accounts.js"),
   methods: () => import("./methods.js"),
   usage: () => import("./usage.js"),
+  costs: () => import("./costs.js"),
   errors: () => import("./errors.js"),
   requests: () => import("./requests.js"),
   fleet: () => import("./fleet.js"),

@@ -20,10 +20,11 @@ async function showList() {
       : empty("No upstreams configured", "Add [[upstreams]] entries with network and url to the settings.");
   });
   const changes = asyncRegion(async () => changesTable((await admin.get("/upstream-changes")).changes));
+  const trials = asyncRegion(async () => (await admin.get("/trials")).trials.map(trialCard));
   const contradictions = asyncRegion(async () => contradictionsTable((await admin.get("/contradictions")).contradictions));
-  const node = el("div", null, heading("Upstreams", { lead }), health.node, card("Contradicted replies", contradictions.node), card("State changes", changes.node));
-  await Promise.all([health.ready, changes.ready, contradictions.ready]);
-  poll(node, REFRESH_S, () => Promise.all([health.reload(), changes.reload(), contradictions.reload()]).then(() => REFRESH_S));
+  const node = el("div", null, heading("Upstreams", { lead }), health.node, trials.node, card("Contradicted replies", contradictions.node), card("State changes", changes.node));
+  await Promise.all([health.ready, trials.ready, changes.ready, contradictions.ready]);
+  poll(node, REFRESH_S, () => Promise.all([health.reload(), trials.reload(), changes.reload(), contradictions.reload()]).then(() => REFRESH_S));
   return node;
 }
 
@@ -84,6 +85,22 @@ function cordon(each, { network, isLast, load }) {
       })];
   });
 }
+
+/* An upstream that gets a share of the reads too, and how its replies compare. */
+const trialCard = ({ label, verdict, ready, skipped, methods }) => el("section.card", { "data-trial": label },
+  el("div.spread", null, el("h2", null, `Trial of ${label}`), badge(ready ? "ready" : "on_trial", ready ? "good" : "wait")),
+  el("p", null, `${format.sentence(verdict)}.${skipped ? ` ${format.counted(skipped, "read")} skipped because of a limit.` : ""}`),
+  methods.length > 1 && table(`Trial of ${label}`, [
+    { name: "Method", show: ({ method }) => (method === "all" ? "All" : el("code", null, method)) },
+    { name: "Reads", kind: "num", show: ({ reads }) => format.number(reads) },
+    { name: "Same", kind: "num", show: ({ same, reads }) => format.share(same, reads) },
+    { name: "Different", kind: "num", show: ({ different, members }) => el("div", null, different ? badge(format.number(different), "bad") : "0", members && el("span.below", null, members)) },
+    { name: "Behind", kind: "num", show: ({ behind }) => format.number(behind) },
+    { name: "Failed", kind: "num", show: ({ error, missing }) => format.number(error + missing) },
+    { name: "p50, in use", kind: "num", show: (each) => `${format.millis(each.their_p50_ms)}, ${format.millis(each.p50_ms)}` },
+    { name: "p99, in use", kind: "num", show: (each) => `${format.millis(each.their_p99_ms)}, ${format.millis(each.p99_ms)}` },
+    { name: "Cost, in use", kind: "num", show: (each) => `${format.usd(each.their_usd)}, ${format.usd(each.usd)}` },
+  ], methods));
 
 /* The log of state changes of all upstreams. */
 const changesTable = (changes) => (changes.length ? table("State changes", [

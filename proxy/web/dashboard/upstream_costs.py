@@ -1,0 +1,85 @@
+"""/admin/costs and /admin/trials: what upstreams cost, and how those on trial compare, for operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.core.credits import in_usd
+from proxy.core.trials import Trial
+from proxy.services.cost_report import Costs
+from proxy.services.fleet import FleetView
+from proxy.web.dashboard.session_endpoint import SessionHandler, SessionRequest
+from proxy.web.timestamps import time_of
+
+
+class CostHandlers:
+    def __init__(self, costs: Costs, fleet: FleetView) -> None:
+        self._costs = costs
+        self._fleet = fleet
+
+    def handlers(self) -> dict[str, SessionHandler]:
+        return {"admin_read_costs": self.read, "admin_list_trials": self.trials}
+
+    async def read(self, request: SessionRequest) -> dict[str, Any]:
+        found = await self._costs.read(request.query["days"])
+        return {
+            "first_day": found.first.isoformat(),
+            "last_day": found.last.isoformat(),
+            "total": _spent(found.total),
+            "own": _spent(found.own),
+            "saved_usd": in_usd(found.saved),
+            "upstreams": [{"upstream": each["name"], **_spent(each)} for each in found.upstreams],
+            "methods": [_method(each) for each in found.methods],
+            "accounts": [_account(each) for each in found.accounts],
+            "budgets": [_budget(each) for each in await self._costs.budgets()],
+        }
+
+    async def trials(self, _request: SessionRequest) -> dict[str, Any]:
+        return {"trials": [_trial(each) for each in await self._fleet.trials()]}
+
+
+def _spent(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"calls": row["calls"], "credits": row["credits"], "cost_usd": in_usd(row["nanos"])}
+
+
+def _method(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "network": row["network"],
+        "method": row["method"],
+        **_spent(row),
+        "hits": row["hits"],
+        "saved_usd": in_usd(row["saved"]),
+    }
+
+
+def _account(row: Mapping[str, Any]) -> dict[str, Any]:
+    revenue = row["revenue"]
+    return {
+        "account_id": row["id"],
+        "account_name": row["name"],
+        "plan": row["plan"],
+        "requests": row["requests"],
+        "units": row["units"],
+        **_spent(row),
+        "revenue_usd": None if revenue is None else in_usd(revenue),
+        "margin_usd": None if revenue is None else in_usd(revenue - row["nanos"]),
+    }
+
+
+def _budget(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **{name: row[name] for name in ("name", "per", "hard", "credits", "used")},
+        "ends_at": time_of(row["ends"]),
+        "runs_out_at": time_of(row["runs_out"]),
+    }
+
+
+def _trial(trial: Trial) -> dict[str, Any]:
+    return {
+        "label": trial.label,
+        "verdict": trial.verdict,
+        "ready": trial.is_ready,
+        "skipped": trial.skipped,
+        "methods": trial.rows,
+    }
