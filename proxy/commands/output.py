@@ -20,7 +20,7 @@ STATE_COLUMNS = ("state", "status")
 # States of parts, upstreams, keys and operations, by what a reader should do: nothing, look, or act.
 COLOURS = {
     **dict.fromkeys(("up", "active", "included"), _GREEN),
-    **dict.fromkeys(("cordoned", "resting", "ahead", "lagging", "unchecked", "paused", "sent"), _YELLOW),
+    **dict.fromkeys(("cordoned", "resting", "ahead", "lagging", "unchecked", "on_trial", "paused", "sent"), _YELLOW),
     **dict.fromkeys(
         ("failed", "wrong_chain", "wrong_version", "forked", "distrusted", "open", "silent", "revoked", "disabled"),
         _RED,

@@ -11,7 +11,9 @@ from itertools import chain
 from typing import Any
 
 from proxy.commands import certify, connections, context, output
+from proxy.core.canary import STEPS
 from proxy.core.fleet import last_upstream_of, networks_of
+from proxy.core.trials import Trial, trials_of
 from proxy.errors import InvalidRequest, NotFound, StartError
 from proxy.store.postgres.fleet import FleetStore
 
@@ -45,6 +47,15 @@ def register(commands: Any) -> None:
     )
     uncordon = context.add_action(actions, "uncordon", "use a cordoned upstream again", _uncordon, fleet_store)
     uncordon.add_argument("label", help="the upstream's label, such as ethereum/mainnet#1")
+    promote = context.add_action(
+        actions, "promote", "send calls to an upstream on trial (canary), more with each step", _promote, fleet_store
+    )
+    promote.add_argument("label", help="the upstream's label, such as ethereum/mainnet#new")
+    promote.add_argument("--anyway", action="store_true", help="even if its trial does not say that this is safe")
+    withdraw = context.add_action(
+        actions, "withdraw", "send no more calls to an upstream that is being promoted", _withdraw, fleet_store
+    )
+    withdraw.add_argument("label", help="the upstream's label, such as ethereum/mainnet#new")
     about = "call each upstream of the settings: its chain, head, bounds and batches"
     test = actions.add_parser(
         "test", help=about, description=f"{about.capitalize()}. Exits with 1 if one cannot be used."
@@ -109,6 +120,38 @@ async def _uncordon(store: FleetStore, args: argparse.Namespace) -> None:
     await store.uncordon(cordons[args.label])
     await context.record("admin_uncordon", subject=args.label, before={"cordoned": True}, after={"cordoned": False})
     output.row({"label": args.label, "cordoned": False}, as_json=args.json)
+
+
+async def _promote(store: FleetStore, args: argparse.Namespace) -> None:
+    trial = await _trial_of(store, args.label)
+    if not args.anyway and not trial.is_ready:
+        raise InvalidRequest(
+            f"the trial of {args.label} says {trial.verdict!r}: use --anyway to promote it nevertheless"
+        )
+    await _set_share(store, args, STEPS[0], "admin_promote")
+
+
+async def _withdraw(store: FleetStore, args: argparse.Namespace) -> None:
+    await _trial_of(store, args.label)
+    await _set_share(store, args, 0.0, "admin_withdraw")
+
+
+async def _trial_of(store: FleetStore, label: str) -> Trial:
+    trials = {each.label: each for each in trials_of(await store.views())}
+    if label not in trials:
+        raise NotFound(f"{label} is not on trial; on trial are: {', '.join(trials) or 'none'}")
+    return trials[label]
+
+
+async def _set_share(store: FleetStore, args: argparse.Namespace, share: float, operation: str) -> None:
+    ids = {each["label"]: each["id"] for each in await upstreams_of(store)}
+    if args.label not in ids:
+        raise InvalidRequest(f"{args.label} cannot be promoted: set canary = true in its settings and reload them")
+    shares = await store.shares()
+    before = shares[ids[args.label]]["share"] if ids[args.label] in shares else 0.0
+    await store.set_share(ids[args.label], label=args.label, share=share, reason=f"by the {context.COMMAND_LINE.name}")
+    await context.record(operation, subject=args.label, before={"share": before}, after={"share": share})
+    output.row({"label": args.label, "share": share}, as_json=args.json)
 
 
 def _test(args: argparse.Namespace) -> int:

@@ -21,6 +21,7 @@ from proxy.services.accounts.session_rates import SessionRates
 from proxy.services.accounts.sign_in import SignIn
 from proxy.services.accounts.team import Team
 from proxy.services.announcements import Announcements
+from proxy.services.canaries import CanaryWatch
 from proxy.services.fleet import Cordons, FleetView
 from proxy.services.method_matrix import MethodMatrix
 from proxy.services.rpc.networks import Networks
@@ -105,6 +106,7 @@ class DashboardFeature:
         self.cordons = Cordons(fleet, kinds.values(), copy=copy)
         report_s = settings.dashboard.report_s
         self.fleet = FleetView(fleet, networks=kinds, cordons=self.cordons, figures=figures, report_s=report_s)
+        self.canaries = CanaryWatch(fleet, ActionStore(pool))
         self.history = UpstreamHistory(UpstreamSamples(pool), self.fleet.read, report_s=report_s)
 
     def __repr__(self) -> str:
@@ -159,6 +161,8 @@ class DashboardFeature:
         self._tasks.start("old actions", self.actions.keep)
         self._tasks.start("cordons", self.cordons.follow)
         self._tasks.start("fleet", self.fleet.run)
+        if self.cordons.canaries:
+            self._tasks.start("canaries", self.canaries.run)
         self._tasks.start("upstream history", self.history.run)
 
     def listens_on(self, scheme: str, host: str, port: int) -> None:

@@ -113,7 +113,8 @@ class NetworkBuilder:
         for name, upstreams in by_network.items():
             network = known[name]
             calls, streams = _by_use(network, upstreams)
-            takers = self._upstreams(network, [each for each in calls if not each[1].shadow])
+            taken = [each for each in calls if not each[1].shadow or each[1].canary]
+            takers = self._upstreams(network, taken)
             found[name] = state = NetworkState(
                 network,
                 takers,
@@ -129,10 +130,10 @@ class NetworkBuilder:
                 writes=self._writes(network, takers),
                 methods=tuple(self._tables.methods[network.family]),
             )
-            tried = [each for each in calls if each[1].shadow]
+            tried = [each for each in calls if each not in taken]
+            built = [*zip(takers, taken, strict=True), *zip(self._upstreams(network, tried), tried, strict=True)]
             self._shadows[name] = [
-                Shadow(upstream, given.shadow, state)
-                for upstream, (_, given) in zip(self._upstreams(network, tried), tried, strict=True)
+                Shadow(upstream, given.shadow, state) for upstream, (_, given) in built if given.shadow
             ]
             state.observe_reads(self._shadows[name])
         return found
@@ -325,6 +326,7 @@ class NetworkBuilder:
             host=given.host,
             labels=given.labels,
             meter=self._meter(network, label, given, upstream_id),
+            share=0.0 if given.canary else 1.0,
         )
 
     def _meter(self, network: Network, label: str, given: UpstreamSettings, upstream_id: str) -> CreditMeter | None:

@@ -26,6 +26,7 @@ _STATES: dict[str, Callable[[UpstreamHealth, float], bool]] = {
     "resting": lambda health, now: now < health.rests_until,
     "ahead": lambda health, now: health.ahead,
     "lagging": lambda health, now: health.lagging,
+    "on_trial": lambda health, now: health.share == 0.0,
     "up": lambda health, now: True,
 }
 STATES = tuple(_STATES)
@@ -44,6 +45,7 @@ REASONS = {
     "resting": "it limits our rate",
     "ahead": "its head is far above that of the others",
     "lagging": "its head is behind that of the others",
+    "on_trial": "it is tried, and gets no calls until an operator promotes it",
     "up": "it replies and is at the head",
 }
 
@@ -207,7 +209,8 @@ def last_upstream_of(networks: Iterable[dict[str, Any]], mark: str) -> str | Non
     """The network of which this is the last upstream, or the last bundler, that is not cordoned. Workers report a cordon some
     moments after it is stored as `cordon`, so either counts."""
     for network in networks:
-        left = [each for each in network["upstreams"] if not each["cordoned"] and not each.get("cordon")]
+        takers = [each for each in network["upstreams"] if each.get("state") != "on_trial"]
+        left = [each for each in takers if not each["cordoned"] and not each.get("cordon")]
         found = next((each for each in left if each["id"] == mark), None)
         if found is not None and sum(each["kind"] == found["kind"] for each in left) == 1:
             return str(network["network"])

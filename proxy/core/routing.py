@@ -12,6 +12,8 @@ nothing.
 *Standing.* An upstream of another chain, or on another branch than most, takes no calls at all, and none before its chain was
 checked.
 *Bounds.* A call about an old block goes only to upstreams that have it (`data_bounds.py`).
+*Canaries.* An upstream that is being promoted takes part in the choice for its share of the calls, and for those that no other
+one takes.
 *Tiers.* A higher tier is used only when no upstream of a lower tier can take the call.
 """
 
@@ -73,12 +75,15 @@ class UpstreamNeeds:
 class UpstreamGroup:
     """The upstreams of one network."""
 
-    __slots__ = ("_draw", "_even", "_has_prices", "members")
+    __slots__ = ("_canaries", "_draw", "_due", "_even", "_has_prices", "members")
 
     def __init__(self, members: Sequence[UpstreamHealth]) -> None:
         self.members = tuple(members)
         self._draw = 1
         self._even = len({member.weight for member in members}) < 2
+        # Those that may have a part of the calls only, and the part of a call that is due to each.
+        self._canaries = tuple(member for member in members if member.share < 1.0)
+        self._due = [0.0] * len(self._canaries)
         self._has_prices = any(member.meter is not None for member in members)
 
     def __repr__(self) -> str:
@@ -96,8 +101,12 @@ class UpstreamGroup:
         data: int = 0,
     ) -> UpstreamHealth | None:
         """The upstream for this call. See `UpstreamNeeds` for the arguments."""
-        needs = UpstreamNeeds(method, tried=tried, head=head, archive=archive, oldest=oldest, data=data)
+        others = self._others() if self._canaries else 0
+        needs = UpstreamNeeds(method, tried=tried | others, head=head, archive=archive, oldest=oldest, data=data)
         fit = self._fit(now, needs) or self._second_best(now, needs)
+        if not fit and others:
+            needs = UpstreamNeeds(method, tried=tried, head=head, archive=archive, oldest=oldest, data=data)
+            fit = self._fit(now, needs) or self._second_best(now, needs)
         if not fit:
             return None
         if len(fit) == 1:
@@ -105,6 +114,17 @@ class UpstreamGroup:
         tier = min(member.tier for member in fit)
         fit = [member for member in fit if member.tier == tier]
         return self._better_of_two(_cheapest(fit, needs) if self._has_prices else fit)
+
+    def _others(self) -> int:
+        """The canaries that this call is not due to, as a bit set of indexes."""
+        found = 0
+        for at, member in enumerate(self._canaries):
+            self._due[at] += member.share
+            if self._due[at] < 1.0:
+                found |= 1 << member.index
+            else:
+                self._due[at] -= 1.0
+        return found
 
     def _fit(self, now: float, needs: UpstreamNeeds) -> list[UpstreamHealth]:
         """The members that meet the needs."""

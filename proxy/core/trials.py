@@ -106,10 +106,12 @@ class TrialRead:
 class Trial:
     """The trial of one candidate. Methods come from the family's table, so their number is bounded."""
 
-    __slots__ = ("label", "methods", "skipped")
+    __slots__ = ("label", "methods", "share", "skipped")
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, share: float = 0.0) -> None:
+        """`share`: the part of calls that it gets meanwhile."""
         self.label = label
+        self.share = share
         self.methods: dict[str, MethodTrial] = {}
         # Reads that were due, and were not made because of a limit.
         self.skipped = 0
@@ -144,7 +146,7 @@ class Trial:
 
     @property
     def is_ready(self) -> bool:
-        return self.verdict.startswith("safe to promote")
+        return is_safe(self.verdict)
 
     @property
     def verdict(self) -> str:
@@ -185,7 +187,12 @@ class Trial:
 
     @property
     def as_data(self) -> dict[str, Any]:
-        return {"label": self.label, "skipped": self.skipped, "methods": msgspec.to_builtins(self.methods)}
+        return {
+            "label": self.label,
+            "share": self.share,
+            "skipped": self.skipped,
+            "methods": msgspec.to_builtins(self.methods),
+        }
 
     def add(self, data: Mapping[str, Any]) -> None:
         """Add what another process has found."""
@@ -194,13 +201,20 @@ class Trial:
             self.methods.setdefault(name, MethodTrial()).add(msgspec.convert(given, MethodTrial))
 
 
-def trials_of(views: Iterable[Mapping[str, Any]]) -> list[Trial]:
-    """The trials that all workers report, by the label of the candidate."""
+def is_safe(verdict: str) -> bool:
+    return verdict.startswith("safe to promote")
+
+
+def trials_of(views: Iterable[Mapping[str, Any]], shares: Mapping[str, float] | None = None) -> list[Trial]:
+    """The trials that all workers report, by the label of the candidate. `shares`: only trials at these, by label."""
     found: dict[str, Trial] = {}
     for view in views:
         for network in view["networks"]:
             for data in network.get("trials", ()):
-                found.setdefault(data["label"], Trial(data["label"])).add(data)
+                # Workers of the previous version do not report it.
+                label, share = data["label"], data.get("share", 0.0)
+                if shares is None or shares.get(label) == share:
+                    found.setdefault(label, Trial(label, share)).add(data)
     return [found[label] for label in sorted(found)]
 
 

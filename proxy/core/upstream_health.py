@@ -133,6 +133,8 @@ class UpstreamHealth:
     # Takes no calls at all (`withheld`): cordoned, not in good standing, or distrusted.
     cordoned = False
     withheld = False
+    # The part of calls that may choose it: below 1 while it is being promoted, and 0 while it is on trial (`canary.py`).
+    share = 1.0
     # Its budget is used up. If it is a soft one, it is still chosen, but last.
     is_over_budget = False
     standing: Standing = "good"
@@ -164,8 +166,11 @@ class UpstreamHealth:
         host: str = "",
         labels: tuple[str, ...] = (),
         meter: CreditMeter | None = None,
+        share: float = 1.0,
     ) -> None:
         self.label = label
+        self.share = share
+        self.withheld = share == 0.0
         # Shown to operators: the host of its URL, and words from the settings.
         self.host = host
         self.labels = labels
@@ -199,7 +204,7 @@ class UpstreamHealth:
         self.meter = meter
         # Whether calls may be sent without the checks of `takes_calls`, and are not counted by a meter. Cleared by events that
         # add a check; `refresh` updates it.
-        self.free = rate is None and meter is None
+        self.free = rate is None and meter is None and not self.withheld
 
     def __repr__(self) -> str:
         figures = f"{self.latency_s * 1000:.1f} ms, {self.inflight} in flight, {self.failing_share:.0%} failing"
@@ -388,16 +393,23 @@ class UpstreamHealth:
         self.is_over_budget = is_over
         self.tier = self._own_tier + (LAST_TIER if is_over else 0)
 
+    def promoted(self, share: float, now: float) -> None:
+        """The part of calls that may choose it has changed."""
+        self.share = share
+        self.refresh(now)
+
     def refresh(self, now: float) -> None:
         """Called regularly and after changes: pauses end by the clock, so `free` and `withheld` are computed again."""
-        self.withheld = (
-            self.cordoned or self.standing != "good" or now < self.distrusted_until or now < self.exhausted_until
-        )
+        self.withheld = self.share == 0.0 or self._is_out(now)
         if now - self.sampled_at >= SAMPLE_S:
             self._sample(now)
         self.free = now >= self.paused_until and not (
             self.pause_s or self.pace_s or self.rate is not None or self.meter is not None or self.withheld
         )
+
+    def _is_out(self, now: float) -> bool:
+        is_trusted = self.standing == "good" and now >= self.distrusted_until
+        return self.cordoned or not is_trusted or now < self.exhausted_until
 
     def status_reported(self, *, syncing: bool, floor: int, lacked: Iterable[str], now: float) -> None:
         """It has said whether it is catching up with its chain, which block is its lowest, and which methods it lacks."""
@@ -467,6 +479,10 @@ class UpstreamHealth:
         if self.pace_s and self._edge_after_call(now) > now + TOLERANCE_S:
             return False
         return not self.pause_s or now >= self.trial_until
+
+    def takes_trials(self, now: float) -> bool:
+        """Whether a read of its trial may be sent to it. It may be withheld from calls because it is on trial."""
+        return not self._is_out(now) and now >= self.paused_until and (self.rate is None or self.rate.admits(now))
 
     def affords(self, method: str, *, archive: bool = False) -> bool:
         """Whether its budget has credits for a call."""

@@ -18,8 +18,9 @@ from contextlib import suppress
 from typing import Any
 
 from proxy import telemetry
+from proxy.core.canary import STEPS
 from proxy.core.fleet import REASONS, last_upstream_of, networks_of, seen, state_of
-from proxy.core.trials import Trial, trials_of
+from proxy.core.trials import Trial, is_safe, trials_of
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.errors import InvalidRequest, NotFound, Unavailable
 from proxy.services.rpc.networks import Networks
@@ -38,7 +39,7 @@ REPORTS_PER_PURGE = 10
 
 
 class Cordons:
-    """Applies the operators' cordons to the upstreams of this process."""
+    """Applies the operators' cordons, and the shares of upstreams that are being promoted, to the upstreams of this process."""
 
     def __init__(self, store: FleetStore, networks: Iterable[Networks], *, copy: LocalCopy | None = None) -> None:
         self._store = store
@@ -46,9 +47,21 @@ class Cordons:
         self._copied: frozenset[str] | None = None
         self._networks = tuple(networks)
         self._wake = asyncio.Event()
+        # The upstreams that can be promoted, by id.
+        self.canaries = {
+            shadow.upstream.health.upstream_id: shadow
+            for each in self._networks
+            for shadow in each.shadows
+            if shadow.upstream.health.share < 1.0
+        }
 
     def __repr__(self) -> str:
         return f"<Cordons {[health.label for health in self._healths() if health.cordoned]}>"
+
+    @property
+    def canary_ids(self) -> dict[str, str]:
+        """The ids of the upstreams that can be promoted, by label."""
+        return {shadow.upstream.label: upstream_id for upstream_id, shadow in self.canaries.items()}
 
     def _healths(self) -> list[UpstreamHealth]:
         routes = [route for networks in self._networks for route in networks.routes.values()]
@@ -64,6 +77,12 @@ class Cordons:
         """Read the cordons and apply them."""
         wanted = frozenset(await self._store.cordons(within_s=5.0))
         self._apply(wanted)
+        if self.canaries:
+            shares = await self._store.shares(within_s=5.0)
+            for upstream_id, shadow in self.canaries.items():
+                share = shares[upstream_id]["share"] if upstream_id in shares else 0.0
+                if share != shadow.upstream.health.share:
+                    shadow.promoted(share)
         if self._copy is not None and wanted != self._copied:
             await self._copy.replace(dict.fromkeys(wanted, True))
             self._copied = wanted
@@ -116,7 +135,7 @@ class UpstreamWatch:
                     self._compare(upstream.health, now)
 
     def _measure(self, health: UpstreamHealth, tip: int, now: float) -> None:
-        telemetry.upstream_up.labels(health.label).set(state_of(health, now) == "up")
+        telemetry.upstream_up.labels(health.label).set(state_of(health, now) in ("up", "on_trial"))
         telemetry.upstream_breaker_open.labels(health.label).set(bool(health.pause_s))
         telemetry.upstream_blocks_behind.labels(health.label).set(max(0, tip - health.head) if health.head else 0)
         telemetry.upstream_latency_seconds.labels(health.label).set(health.latency_s)
@@ -238,6 +257,34 @@ class FleetView:
         await self._store.uncordon(upstream_id)
         await self.cordons.refresh()
         return health
+
+    async def promote(self, upstream_id: str, *, by: str, anyway: bool = False) -> tuple[UpstreamHealth, float]:
+        """Let an upstream on trial take the first step. `anyway`: even if its trial does not say that it is safe. Returns its
+        share before."""
+        health = self._canary(upstream_id)
+        verdict = next((each.verdict for each in await self.trials() if each.label == health.label), "no reads yet")
+        if not anyway and not is_safe(verdict):
+            raise InvalidRequest(
+                f"anyway: the trial of {health.label} says {verdict!r}: send anyway true to promote it nevertheless",
+                param="anyway",
+            )
+        return await self._set_share(health, STEPS[0], f"promoted by {by}")
+
+    async def withdraw(self, upstream_id: str, *, by: str) -> tuple[UpstreamHealth, float]:
+        """Send no more calls to an upstream that is being promoted. Its trial goes on."""
+        return await self._set_share(self._canary(upstream_id), 0.0, f"withdrawn by {by}")
+
+    def _canary(self, upstream_id: str) -> UpstreamHealth:
+        health = self.cordons.find(upstream_id)
+        if upstream_id not in self.cordons.canaries:
+            raise InvalidRequest(f"{health.label} cannot be promoted: set canary = true and shadow in its settings")
+        return health
+
+    async def _set_share(self, health: UpstreamHealth, share: float, reason: str) -> tuple[UpstreamHealth, float]:
+        before = health.share
+        await self._store.set_share(health.upstream_id, label=health.label, share=share, reason=reason)
+        await self.cordons.refresh()
+        return health, before
 
     async def followers(self) -> list[dict[str, Any]]:
         """The followers of all networks, each with the tip that the workers see."""

@@ -170,6 +170,8 @@ def _shadow_faults(tree: Mapping[str, Any]) -> Iterator[str]:
     """Report upstreams on trial without a limit, or on a network that has no other upstream."""
     upstreams = list(_listed(tree, "upstreams", UpstreamSettings))
     for place, each in upstreams:
+        if each.canary and not each.shadow:
+            yield f"upstreams.{place}.canary: needs shadow, such as 0.05, because each step follows from a trial"
         if not each.shadow:
             continue
         if not each.requests_per_second:

@@ -379,6 +379,7 @@ class UpstreamSettings(LinkSettings):
     billing_day: int = 1
     budget: BudgetSettings | None = None
     shadow: float = 0.0
+    canary: bool = False
 
     @property
     def is_metered(self) -> bool:

@@ -96,7 +96,8 @@ class Route:
         self.every_upstream = state.every_upstream
         # Upstreams on trial, which get copies of reads and no calls.
         self.shadows = tuple(shadows)
-        self.candidates = tuple(shadow.upstream for shadow in shadows)
+        members = set(state.upstreams)
+        self.candidates = tuple(shadow.upstream for shadow in shadows if shadow.upstream not in members)
         self.heads = state.heads
         self.only = state.only
         # How many upstreams a signed transaction is sent to.

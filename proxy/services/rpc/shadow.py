@@ -76,7 +76,7 @@ class Shadow:
 
     def answered(self, flight: Flight, reply: bytes, *, is_error: bool = False) -> None:
         """A client's call was answered. Its reply is on its way."""
-        if not flight.client or flight.answered_by is None:
+        if not flight.client or flight.answered_by is None or flight.answered_by is self.upstream:
             return
         if not is_comparable(flight.policy, flight.params, self._state.heads.tip):
             return
@@ -104,6 +104,11 @@ class Shadow:
         )
         self._wake.set()
 
+    def promoted(self, share: float) -> None:
+        """It gets this part of the calls from now on. Its trial starts again: each step is judged by its own reads."""
+        self.upstream.health.promoted(share, time.monotonic())
+        self.trial = Trial(self.upstream.label, share)
+
     async def run(self) -> None:
         """A supervised loop."""
         while True:
@@ -118,7 +123,7 @@ class Shadow:
         """Send the read to the candidate, and count how its reply compares."""
         health, now = self.upstream.health, time.monotonic()
         name = read.policy.method.name
-        if not health.takes_calls(now) or not health.affords(name, archive=read.archive):
+        if not health.takes_trials(now) or not health.affords(name, archive=read.archive):
             self.trial.skip()
             return
         health.begin(now)

@@ -83,6 +83,22 @@ class FleetStore:
         async with self._pool.connection() as connection:
             await connection.execute(sql.fleet.drop_cordon, upstream_id)
 
+    # Canaries
+
+    async def shares(self, *, within_s: float | None = None) -> dict[str, asyncpg.Record]:
+        """Return the parts of calls that canaries get, by the upstream's id."""
+        async with self._pool.connection(within_s=within_s) as connection:
+            return {row["upstream"]: row for row in await connection.fetch(sql.fleet.list_shares)}
+
+    async def set_share(self, upstream_id: str, *, label: str, share: float, reason: str) -> None:
+        async with self._pool.connection() as connection:
+            await connection.execute(sql.fleet.set_share, upstream_id, label, share, reason)
+
+    async def claim(self, task: str, every_s: float) -> bool:
+        """Whether this process does a task of the fleet now: not if another did it less than `every_s` ago."""
+        async with self._pool.connection(within_s=PATIENT_S) as connection:
+            return await connection.fetchval(sql.usage.claim_upkeep, task, every_s) is not None
+
     # Indexing and deliveries
 
     async def followed(self) -> list[dict[str, Any]]:

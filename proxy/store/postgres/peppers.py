@@ -70,7 +70,8 @@ async def admit(connection: DatabaseConnection, pepper: str, previous: str, upst
         await connection.execute(sql.peppers.lock_peppers)
         if await check(connection, pepper, previous) == "new":
             await connection.execute(sql.peppers.add_pepper, check_value(pepper))
-            await connection.executemany(sql.peppers.copy_cordon, list(upstream_ids.items()))
+            for query in (sql.peppers.copy_cordon, sql.peppers.copy_share):
+                await connection.executemany(query, list(upstream_ids.items()))
 
 
 async def check_vault(connection: DatabaseConnection, vault: Vault) -> None:

@@ -1,4 +1,4 @@
-"""/admin/costs and /admin/trials: what upstreams cost, and how those on trial compare, for operators."""
+"""/admin/costs, /admin/trials and the promotion of upstreams: what they cost, and how those on trial compare, for operators."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 from proxy.core.credits import in_usd
 from proxy.core.trials import Trial
+from proxy.core.upstream_health import UpstreamHealth
 from proxy.services.cost_report import Costs
 from proxy.services.fleet import FleetView
 from proxy.web.dashboard.session_endpoint import SessionHandler, SessionRequest
+from proxy.web.rest.endpoint import RestReply
 from proxy.web.timestamps import time_of
 
 
@@ -19,7 +21,12 @@ class CostHandlers:
         self._fleet = fleet
 
     def handlers(self) -> dict[str, SessionHandler]:
-        return {"admin_read_costs": self.read, "admin_list_trials": self.trials}
+        return {
+            "admin_read_costs": self.read,
+            "admin_list_trials": self.trials,
+            "admin_promote": self.promote,
+            "admin_withdraw": self.withdraw,
+        }
 
     async def read(self, request: SessionRequest) -> dict[str, Any]:
         found = await self._costs.read(request.query["days"])
@@ -36,7 +43,21 @@ class CostHandlers:
         }
 
     async def trials(self, _request: SessionRequest) -> dict[str, Any]:
-        return {"trials": [_trial(each) for each in await self._fleet.trials()]}
+        ids = self._fleet.cordons.canary_ids
+        return {"trials": [_trial(each, ids.get(each.label)) for each in await self._fleet.trials()]}
+
+    async def promote(self, request: SessionRequest) -> RestReply:
+        anyway = request.body.get("anyway", False)
+        return _promoted(await self._fleet.promote(request.path["id"], by=request.who.name, anyway=anyway))
+
+    async def withdraw(self, request: SessionRequest) -> RestReply:
+        return _promoted(await self._fleet.withdraw(request.path["id"], by=request.who.name))
+
+
+def _promoted(found: tuple[UpstreamHealth, float]) -> RestReply:
+    health, before = found
+    data = {"id": health.upstream_id, "label": health.label, "share": health.share}
+    return RestReply(data, subject=health.label, changes=({"share": before}, {"share": health.share}))
 
 
 def _spent(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,9 +96,11 @@ def _budget(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _trial(trial: Trial) -> dict[str, Any]:
+def _trial(trial: Trial, upstream_id: str | None) -> dict[str, Any]:
     return {
+        "id": upstream_id,
         "label": trial.label,
+        "share": trial.share,
         "verdict": trial.verdict,
         "ready": trial.is_ready,
         "skipped": trial.skipped,

@@ -1740,6 +1740,18 @@ end $$;
 create trigger cordons_notice after insert or update or delete on cordons
 for each statement execute function notice_cordons();
 
+-- The part of calls that upstreams get while they are promoted (`canary` in the settings). Without a row it is 0.
+create table canary_shares (
+    upstream text primary key,
+    label text not null,
+    share double precision not null check (share between 0 and 1),
+    reason text not null,
+    changed_at timestamptz not null default now()
+);
+
+create trigger canary_shares_notice after insert or update or delete on canary_shares
+for each statement execute function notice_cordons();
+
 -- The health of upstreams over time, as all workers saw it, for three days.
 create table upstream_samples (
     upstream text not null,

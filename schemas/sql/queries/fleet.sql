@@ -39,6 +39,14 @@ on conflict (upstream) do update set label = excluded.label, reason = excluded.r
 -- drop_cordon
 delete from cordons where upstream = $1;
 
+-- list_shares
+select upstream, label, share, reason, changed_at from canary_shares;
+
+-- set_share
+insert into canary_shares (upstream, label, share, reason) values ($1, $2, $3, $4)
+on conflict (upstream) do update set
+    label = excluded.label, share = excluded.share, reason = excluded.reason, changed_at = now();
+
 -- list_followed
 select network, first_block, block, block_time, fault, stuck, changed_at from followed_networks order by network;
 

@@ -6,7 +6,7 @@ import * as format from "./format.js";
 const TONES = {
   active: "good", delivered: "good", up: "good", answered: "good", live: "live", closed: "good",
   paused: "wait", pending: "wait", starting: "wait", held: "wait", parked: "wait", slow: "wait", lagging: "wait", resting: "wait",
-  half_open: "wait", catching_up: "wait", expiring: "wait", cordoned: "wait", waiting: "wait",
+  half_open: "wait", catching_up: "wait", expiring: "wait", cordoned: "wait", waiting: "wait", on_trial: "wait",
   disabled: "bad", revoked: "off", failed: "bad", open: "bad", silent: "bad",
   wrong_chain: "bad", wrong_version: "bad", forked: "bad", ahead: "bad", unchecked: "wait", stopped: "bad", expired: "off",
 };

@@ -66,7 +66,7 @@ function problemsOf([{ networks }, { followers }, queue, { processes }]) {
   return [
     ...networks.filter(({ upstreams: all }) => all.length > 0 && !ofChain(all).some(({ state }) => state === "up"))
       .map(({ network }) => ["down", "bad", `${network} has no upstream that takes calls`, "operator/upstreams"]),
-    ...upstreams.filter(({ state }) => state !== "up")
+    ...upstreams.filter(({ state }) => state !== "up" && state !== "on_trial")
       .map((each) => [each.state, each.state === "cordoned" ? "wait" : "bad", `${each.label}: ${format.label(each.state).toLowerCase()}`, `operator/upstreams/${encodeURIComponent(each.id)}`]),
     ...followers.filter(({ state }) => state === "stuck" || state === "stopped")
       .map(({ network, state, fault }) => [state, "bad", `The follower of ${network} is ${state}${fault ? `: ${fault}` : ""}`, "operator/queues"]),

@@ -20,7 +20,7 @@ async function showList() {
       : empty("No upstreams configured", "Add [[upstreams]] entries with network and url to the settings.");
   });
   const changes = asyncRegion(async () => changesTable((await admin.get("/upstream-changes")).changes));
-  const trials = asyncRegion(async () => (await admin.get("/trials")).trials.map(trialCard));
+  const trials = asyncRegion(async () => (await admin.get("/trials")).trials.map((each) => trialCard(each, trials.reload)));
   const contradictions = asyncRegion(async () => contradictionsTable((await admin.get("/contradictions")).contradictions));
   const node = el("div", null, heading("Upstreams", { lead }), health.node, trials.node, card("Contradicted replies", contradictions.node), card("State changes", changes.node));
   await Promise.all([health.ready, trials.ready, changes.ready, contradictions.ready]);
@@ -87,8 +87,10 @@ function cordon(each, { network, isLast, load }) {
 }
 
 /* An upstream that gets a share of the reads too, and how its replies compare. */
-const trialCard = ({ label, verdict, ready, skipped, methods }) => el("section.card", { "data-trial": label },
-  el("div.spread", null, el("h2", null, `Trial of ${label}`), badge(ready ? "ready" : "on_trial", ready ? "good" : "wait")),
+const trialCard = ({ id, label, share, verdict, ready, skipped, methods }, load) => el("section.card", { "data-trial": label },
+  el("div.spread", null, el("h2", null, `Trial of ${label}`), el("div.actions", null,
+    share > 0 ? badge(`${format.percent(share)} of calls`, "live") : badge(ready ? "ready" : "on_trial", ready ? "good" : "wait"),
+    id && (share > 0 ? withdrawButton(id, label, load) : button("Promote", () => promote({ id, label, verdict, ready, load }), { kind: "small", "aria-label": `Promote ${label}` })))),
   el("p", null, `${format.sentence(verdict)}.${skipped ? ` ${format.counted(skipped, "read")} skipped because of a limit.` : ""}`),
   methods.length > 1 && table(`Trial of ${label}`, [
     { name: "Method", show: ({ method }) => (method === "all" ? "All" : el("code", null, method)) },
@@ -101,6 +103,29 @@ const trialCard = ({ label, verdict, ready, skipped, methods }) => el("section.c
     { name: "p99, in use", kind: "num", show: (each) => `${format.millis(each.their_p99_ms)}, ${format.millis(each.p99_ms)}` },
     { name: "Cost, in use", kind: "num", show: (each) => `${format.usd(each.their_usd)}, ${format.usd(each.usd)}` },
   ], methods));
+
+const withdrawButton = (id, label, load) => asyncButton("Withdraw", async () => {
+  await admin.post(`/upstreams/${encodeURIComponent(id)}/withdraw`);
+  toast(`${label} withdrawn`);
+  await load();
+}, { kind: "small", "aria-label": `Withdraw ${label}` });
+
+function promote({ id, label, verdict, ready, load }) {
+  dialog(`Promote ${label}`, (close) => [
+    el("p", null, "It gets 1 % of the calls, then 5, 25 and 100 %, while its replies agree with those of other upstreams and are fast. If one differs, it gets none."),
+    !ready && note(`Its trial does not say that this is safe: ${verdict}.`),
+    forms.form(null, {
+      label: ready ? "Promote" : "Promote anyway",
+      kind: ready ? "main" : "danger",
+      cancel: close,
+      send: async () => {
+        await admin.post(`/upstreams/${encodeURIComponent(id)}/promote`, ready ? {} : { anyway: true });
+        close();
+        toast(`${label} gets 1 % of the calls`);
+        await load();
+      },
+    })]);
+}
 
 /* The log of state changes of all upstreams. */
 const changesTable = (changes) => (changes.length ? table("State changes", [
