@@ -112,7 +112,7 @@ async def test_limits_of_an_upstream_become_its_settings(tmp_path: Path, node: t
             "network": "moonbeam/mainnet",
             "url": url,
             "deny": missing,
-            "archive": False,
+            "bounds": {"state": -1001},
             "batch": 20,
             "requests_per_second": 25.0,
         },

@@ -19,21 +19,24 @@ from typing import Any
 import aiohttp
 
 from proxy import settings
+from proxy.chains.families import family_of
 from proxy.chains.registry import Network
 from proxy.commands import output
 from proxy.commands.progress import Progress
+from proxy.core.data_bounds import BoundSearch
 from proxy.dev.seed import write_private
 from proxy.errors import InvalidRequest, StartError
 from proxy.settings.masking import masked_value
 
 COLUMNS = ("check", "result", "note")
 REPLY_S = 15.0
-# The most calls of one run, batches counted by their items: 1 + 5 + 1 + 14 methods + 182 in batches + 8 + 6, with room.
+# The most calls of one run, batches counted by their items: 1 + 5 + 1 + 14 methods + 182 in batches + 8 + 30, with room.
 MOST_CALLS = 250
 LATENCY_CALLS = 5
 BATCHES = (2, 10, 20, 50, 100)
 LOG_RANGES = (10, 100, 500, 1_000, 2_000, 5_000, 10_000, 100_000)
-DEPTHS = (128, 1_000, 10_000, 100_000, 1_000_000)
+# Calls of the search for the oldest state: 25 are enough for a chain of a billion blocks.
+MOST_SEARCHED = 30
 NO_ADDRESS = "0x000000000000000000000000000000000000dEaD"
 METHOD_NOT_FOUND = -32601
 _NO_METHOD = (
@@ -255,16 +258,21 @@ class Examination:
         self._note("log range", f"{widest} blocks", f"{note}; wider ranges are split")
 
     async def _archive(self) -> None:
-        deepest = 0
-        for depth in (*(each for each in DEPTHS if each < self._head), self._head):
+        """Search for the oldest block whose state it has, as the running service does."""
+        family = family_of(self.network or next(n for n in self._tables.chains.networks() if n.family == "evm"))
+        lookup, search = family.head.lookups.bounds["state"], BoundSearch(self._head, usual_kept=family.kept_blocks)
+        while (block := search.next_block) is not None and search.calls < MOST_SEARCHED:
+            method, params = lookup.calls[0].with_values(lookup.given(block))
             try:
-                await self._patient.call("eth_getBalance", NO_ADDRESS, hex(self._head - depth))
-                deepest = depth
+                await self._patient.call(method, *json.loads(params))
+                search.answered(block, is_held=True)
             except Refused:
-                break
-        is_whole = deepest == self._head
-        self._note("archive", "yes" if is_whole else "no", f"state of the newest {deepest + 1} blocks")
-        self.block["archive"] = is_whole
+                search.answered(block, is_held=False)
+        oldest = self._head if (bound := search.bound) is None else bound.oldest(self._head)
+        kept = self._head - oldest + 1
+        self._note("archive", "no" if oldest else "yes", f"state of the newest {kept} blocks")
+        # It may prune, so its oldest block moves with the head.
+        self.block |= {"bounds": {"state": -kept}} if oldest else {"archive": True}
 
     async def _socket(self) -> None:
         try:
