@@ -156,6 +156,11 @@ upstream_credits_total = Counter(
 upstream_cost_total = Counter(
     "penstock_upstream_cost_usd_total", "The cost of these credits in US dollars", ["upstream"]
 )
+upstream_exclusions_total = Counter(
+    "penstock_upstream_exclusions_total",
+    "Times that the upstream began to exceed a limit of a routing rule, also of one that is only evaluated",
+    ["upstream", "rule"],
+)
 shadow_reads_total = Counter(
     "penstock_shadow_reads_total",
     "Reads that an upstream on trial got too, by how its reply compares",

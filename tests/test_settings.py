@@ -273,6 +273,10 @@ def test_upstream_on_trial_needs_a_limit_and_another_upstream(write: Write, line
         ('prefer = ["region=eu"]', ""),
         ('require = ["client=geth", "operator=example.com"]\nmethods = ["trace_*"]', ""),
         ("", "routing.0: changes nothing"),
+        ("above = { error_rate = 1.0 }", "routing.0.above.error_rate: can never match"),
+        ('prefer = ["region=eu"]\nlabels = ["region=eu"]', "routing.0: labels, then and dry_run are for limits: add above"),
+        ('avoid = ["region=eu"]\nabove = { lag_blocks = 1 }', "routing.0: has limits and labels to choose by"),
+        ('labels = ["region=us"]\nabove = { lag_blocks = 1 }', "routing.0.labels: no upstream of ethereum/mainnet has"),
         ('avoid = ["region=us"]', "routing.0.avoid: no upstream of ethereum/mainnet has the label region=us"),
         ('prefer = ["region=eu"]\nmethods = ["eth_cal"]', "routing.0.methods: ethereum/mainnet has no method eth_cal"),
     ],
@@ -283,6 +287,12 @@ def test_rule_that_does_nothing_is_reported(write: Write, rule: str, fault: str)
     reported = [*settings.network_faults(found.tree, settings.load_tables()), ""]
     assert reported[0].startswith(fault)
     assert len(reported) == (2 if fault else 1)
+
+
+@pytest.mark.parametrize("limits", ["{ lag = 1 }", "{}", "{ lag_blocks = -1 }"])
+def test_limits_of_a_rule_must_be_known(write: Write, limits: str) -> None:
+    path = write(f'[[routing]]\nnetwork = "ethereum/mainnet"\nabove = {limits}\n')
+    assert [fault.partition(":")[0].startswith("routing.0.above") for fault in faults(path)] == [True]
 
 
 @pytest.mark.parametrize("name", ["Infura", "two words", "-", "x" * 64, "\\n"])

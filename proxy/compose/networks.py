@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from decimal import Decimal
 from functools import partial
 from typing import TypeVar
 
@@ -14,17 +13,17 @@ from proxy.chains.evm.signer import Signer, relay_header
 from proxy.chains.families import family_of
 from proxy.chains.family import Family
 from proxy.chains.registry import Network
-from proxy.compose.credit_budgets import budget_of, included_of
+from proxy.compose.credit_budgets import budget_of, included_of, prices_of
 from proxy.compose.upstream_ids import BUNDLER, RELAY, upstream_id_of
 from proxy.core import verification
 from proxy.core.budgets import CreditBudget
 from proxy.core.caching import ReplyCache
-from proxy.core.credits import CallPrices, CreditMeter, CreditTable
+from proxy.core.credits import CreditMeter
 from proxy.core.data_bounds import DataBounds, of_archive
 from proxy.core.heads import NetworkHead
-from proxy.core.label_rules import LabelRule
 from proxy.core.limits import CallRate, ProcessRate
 from proxy.core.rest_routes import RestTransport
+from proxy.core.routing_rules import RoutingRule
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.services.bundler import bundler_policies
 from proxy.services.rpc.dispatcher import Dispatcher, Takeovers
@@ -43,6 +42,7 @@ from proxy.settings import (
     environment,
     signer_key,
 )
+from proxy.settings.sections import RoutingSettings
 from proxy.store.shared_memory.bucket_table import SharedRate
 from proxy.store.shared_memory.host_memory import HostMemory
 from proxy.store.valkey.shared_replies import SharedReplies
@@ -158,12 +158,13 @@ class NetworkBuilder:
     def _route(self, state: NetworkState, takeovers: Takeovers) -> Route:
         settings, network = self._settings, state.network
         policies = policies_of(network, self._tables.methods[network.family], self._tally)
+        rules = rules_of(settings.routing, network.id)
         for rule in settings.verify:
             if rule.network == network.id:
                 for name in rule.methods:
                     policies[name].verify = verification.parse(rule.by)
         for policy in policies.values():
-            policy.rules = tuple(rule for rule in self._rules(network) if rule.covers(policy.method.name))
+            policy.rules = tuple(rule for rule in rules if rule.covers(policy.method.name))
         return Route(
             policies,
             Dispatcher(state, call_timeout_s=settings.rpc.call_timeout_s, takeovers=takeovers),
@@ -171,21 +172,8 @@ class NetworkBuilder:
             broadcast=len(state.upstreams) if family_of(network).sends_to_all else settings.rpc.broadcast,
             coalesces=settings.cache.coalesce,
             shadows=self._shadows.get(network.id, ()),
+            rules=rules,
         )
-
-    def _rules(self, network: Network) -> list[LabelRule]:
-        return [
-            LabelRule(
-                number=number,
-                methods=rule.methods,
-                keys=frozenset(rule.keys),
-                require=rule.require,
-                prefer=rule.prefer,
-                avoid=rule.avoid,
-            )
-            for number, rule in enumerate(self._settings.routing, 1)
-            if rule.network == network.id
-        ]
 
     def bundlers(self, chains: Networks, takeovers: Takeovers, guard: Callable[[Dispatcher], CallGuard]) -> Networks:
         """The bundlers by network, as routes without a cache. `chains`: the networks that they serve."""
@@ -333,10 +321,7 @@ class NetworkBuilder:
         """Counts what the calls cost; None if they cost nothing."""
         if not given.is_metered:
             return None
-        provider = self._tables.providers.get(given.cost)
-        table = (provider.credits if provider is not None else None) or CreditTable()
-        price = Decimal(given.credit_price) if given.credit_price else table.usd_per_million
-        prices = CallPrices(table, network.chain.name, given.credits)
+        prices, price = prices_of(given, network, self._tables)
         budget, included = (
             None if found is None else self._budgets.setdefault(found.name, found)
             for found in (budget_of(given, upstream_id), included_of(given, upstream_id))
@@ -393,3 +378,23 @@ def _as_upstream(given: BundlerSettings | RelaySettings) -> UpstreamSettings:
     taken = {each.name for each in fields(UpstreamSettings)}
     common = {each.name: getattr(given, each.name) for each in fields(given) if each.name in taken}
     return UpstreamSettings(**common, batch=1, depth=1)
+
+
+def rules_of(given: Sequence[RoutingSettings], network_id: str) -> list[RoutingRule]:
+    """The rules for a network, with their places in the settings."""
+    return [
+        RoutingRule(
+            number=number,
+            methods=rule.methods,
+            keys=frozenset(rule.keys),
+            require=rule.require,
+            prefer=rule.prefer,
+            avoid=rule.avoid,
+            labels=rule.labels,
+            above=rule.above,
+            then=rule.then,
+            dry_run=rule.dry_run,
+        )
+        for number, rule in enumerate(given, 1)
+        if rule.network == network_id
+    ]

@@ -87,6 +87,7 @@ def seen(health: UpstreamHealth, now: float) -> dict[str, Any]:
         "failed": health.bad,
         "contradicted": health.contradicted_replies,
         "contradiction": health.last_contradiction,
+        "exclusions": health.exclusions,
         "took": health.latencies.recent(now),
     }
 
@@ -114,6 +115,7 @@ class UpstreamView:
     failed: int = 0
     contradicted: int = 0
     contradiction: str = ""
+    exclusions: tuple[str, ...] = ()
     took: list[int] = field(default_factory=lambda: [0] * BUCKETS)
     _failing: float = 0.0
     _latency_s: float = 0.0
@@ -137,6 +139,7 @@ class UpstreamView:
         self.failed += view["failed"]
         self.contradicted += view["contradicted"]
         self.contradiction = view["contradiction"] or self.contradiction
+        self.exclusions = tuple(view.get("exclusions", ())) or self.exclusions
         self.took = [have + more for have, more in zip(self.took, view["took"], strict=True)]
         # A worker without calls gets a tiny weight, so its figures matter only if no worker has calls.
         weight = sum(view["took"]) + 0.01
@@ -170,6 +173,7 @@ class UpstreamView:
             "failed": self.failed,
             "contradicted": self.contradicted,
             "contradiction": self.contradiction or None,
+            "exclusions": self.exclusions,
         }
 
 

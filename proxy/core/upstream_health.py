@@ -202,6 +202,8 @@ class UpstreamHealth:
         self.rate = rate
         # Counts what its provider bills; None if its calls cost nothing.
         self.meter = meter
+        # The rules whose limits it exceeds, as texts for operators.
+        self.exclusions: tuple[str, ...] = ()
         # Whether calls may be sent without the checks of `takes_calls`, and are not counted by a meter. Cleared by events that
         # add a check; `refresh` updates it.
         self.free = rate is None and meter is None and not self.withheld
@@ -392,6 +394,10 @@ class UpstreamHealth:
         """Its budget was used up, or there is a new one. With a soft budget, it is chosen last."""
         self.is_over_budget = is_over
         self.tier = self._own_tier + (LAST_TIER if is_over else 0)
+
+    def judged(self, exclusions: tuple[str, ...]) -> None:
+        """It was found to exceed the limits of these rules."""
+        self.exclusions = exclusions
 
     def promoted(self, share: float, now: float) -> None:
         """The part of calls that may choose it has changed."""

@@ -20,10 +20,11 @@ from typing import Any
 from proxy import telemetry
 from proxy.core.canary import STEPS
 from proxy.core.fleet import REASONS, last_upstream_of, networks_of, seen, state_of
+from proxy.core.routing_rules import exclusions
 from proxy.core.trials import Trial, is_safe, trials_of
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.errors import InvalidRequest, NotFound, Unavailable
-from proxy.services.rpc.networks import Networks
+from proxy.services.rpc.networks import Networks, Route
 from proxy.store.postgres.fleet import CHANNEL, FleetStore
 from proxy.store.postgres.index_databases import INDEX
 from proxy.store.postgres.local_copy import LocalCopy
@@ -122,6 +123,8 @@ class UpstreamWatch:
     def __init__(self, networks: Iterable[Networks]) -> None:
         self._networks = tuple(networks)
         self._states: dict[str, str] = {}
+        # The rules whose limits each upstream exceeds, by number.
+        self._exceeded: dict[str, dict[int, str]] = {}
 
     def __repr__(self) -> str:
         return f"<UpstreamWatch {self._states}>"
@@ -133,6 +136,17 @@ class UpstreamWatch:
                 for upstream in route.every_upstream:
                     self._measure(upstream.health, route.heads.tip, now)
                     self._compare(upstream.health, now)
+                    if route.rules:
+                        self._judge(upstream.health, route)
+
+    def _judge(self, health: UpstreamHealth, route: Route) -> None:
+        """Report the rules whose limits it has begun to exceed."""
+        found, before = exclusions(route.rules, health, route.heads.tip), self._exceeded.get(health.label, {})
+        self._exceeded[health.label] = found
+        health.judged(tuple(found.values()))
+        for number in found.keys() - before.keys():
+            telemetry.upstream_exclusions_total.labels(health.label, str(number)).inc()
+            log.warning("upstream exceeds a rule", extra={"upstream": health.label, "reason": found[number]})
 
     def _measure(self, health: UpstreamHealth, tip: int, now: float) -> None:
         telemetry.upstream_up.labels(health.label).set(state_of(health, now) in ("up", "on_trial"))

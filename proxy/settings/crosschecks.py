@@ -16,7 +16,7 @@ import msgspec
 
 from proxy.chains.families import family_of
 from proxy.chains.registry import Network, nearest_network
-from proxy.core.label_rules import fits
+from proxy.core.routing_rules import fits
 from proxy.settings.sections import (
     BudgetSettings,
     BundlerSettings,
@@ -185,9 +185,15 @@ def _shadow_faults(tree: Mapping[str, Any]) -> Iterator[str]:
 def _routing_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
     """Report rules that do nothing: methods that no network has, and labels that no upstream has."""
     for place, each in _listed(tree, "routing", RoutingSettings):
-        named = {"require": each.require, "prefer": each.prefer, "avoid": each.avoid}
-        if not any(named.values()):
-            yield f"routing.{place}: changes nothing: add require, prefer or avoid"
+        named = {"require": each.require, "prefer": each.prefer, "avoid": each.avoid, "labels": each.labels}
+        if not (each.require or each.prefer or each.avoid or each.above):
+            yield f"routing.{place}: changes nothing: add require, prefer, avoid or above"
+        if each.above.get("error_rate", 0.0) >= 1.0:
+            yield f"routing.{place}.above.error_rate: can never match: it is a share, so use a number below 1"
+        if not each.above and (each.labels or each.dry_run or each.then != "exclude"):
+            yield f"routing.{place}: labels, then and dry_run are for limits: add above"
+        if each.above and (each.require or each.prefer or each.avoid):
+            yield f"routing.{place}: has limits and labels to choose by: write two rules, and use labels for the limits"
         network = tables.chains.find(*each.network.split("/")) if each.network.count("/") == 1 else None
         if network is None:
             continue

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from proxy.core.data_bounds import DataKind
 from proxy.core.node_operators import operator_of
+from proxy.core.routing_rules import Figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,7 +449,7 @@ class VerifySettings:
 
 @dataclass(frozen=True, slots=True)
 class RoutingSettings:
-    """A rule about the labels of upstreams."""
+    """A rule about the labels and figures of upstreams."""
 
     network: str
     methods: tuple[str, ...] = ()
@@ -456,6 +457,10 @@ class RoutingSettings:
     require: tuple[str, ...] = ()
     prefer: tuple[str, ...] = ()
     avoid: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    above: Mapping[Figure, float] = field(default_factory=dict)
+    then: Literal["exclude", "last"] = "exclude"
+    dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)

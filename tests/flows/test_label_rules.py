@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from proxy.core.fleet import seen
+from proxy.services.fleet import UpstreamWatch
 from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Refused, ScriptedUpstream
 from tests.web.worker import LIVE, on_uvloop
@@ -19,10 +21,12 @@ def rule(**given: Any) -> list[dict[str, Any]]:
     return [{"network": LIVE, **given}]
 
 
-async def counts(harness: RpcHarness, method: str = "eth_getCode", calls: int = 20, **options: Any) -> list[int]:
+async def counts(
+    harness: RpcHarness, method: str = "eth_getCode", calls: int = 20, *, block: str = "latest", **options: Any
+) -> list[int]:
     before = [each.count(method) for each in harness.upstreams]
     for _ in range(calls):
-        await harness.result(method, [ADDRESS, "latest"], **options)
+        await harness.result(method, [ADDRESS, block], **options)
     return [each.count(method) - earlier for each, earlier in zip(harness.upstreams, before, strict=True)]
 
 
@@ -135,3 +139,30 @@ async def test_upstream_that_says_nothing_keeps_all_methods() -> None:
         health = harness.route.upstreams[0].health
         assert health.client == ""
         assert not health.lacks("trace_block", 0.0)
+
+
+@on_uvloop
+async def test_upstream_above_a_limit_is_excluded_and_the_error_names_the_rule() -> None:
+    rules = rule(avoid=["name=three"]) + rule(above={"lag_blocks": 1}, methods=["eth_getCode"])
+    async with rpc_harness(2, cache=NO_CACHE, options=[EU, US], routing=rules, rpc={"lag_s": 600}) as harness:
+        harness.upstreams[1].behind = 3
+        await harness.look()
+        assert await counts(harness, block=hex(900)) == [20, 0]
+        others = await counts(harness, "eth_getBalance", 200, block=hex(900))
+        assert min(others) > 0, "the rule is not for this method"
+        harness.route.upstreams[0].health.cordon(cordoned=True, now=0.0)
+        reply = await harness.call("eth_getCode", [ADDRESS, hex(900)])
+        assert reply.status == 503
+        assert "excluded by rule 2: 3 blocks behind" in reply.json["error"]["message"]
+
+
+@on_uvloop
+async def test_limit_of_a_dry_run_is_reported_and_changes_nothing() -> None:
+    rules = rule(above={"lag_blocks": 1}, dry_run=True)
+    async with rpc_harness(2, cache=NO_CACHE, options=[EU, US], routing=rules, rpc={"lag_s": 600}) as harness:
+        harness.upstreams[1].behind = 3
+        await harness.look()
+        assert min(await counts(harness, calls=200, block=hex(900))) > 0
+        UpstreamWatch([harness.worker.app.networks]).observe()
+        first, second = [seen(each.health, 0.0)["exclusions"] for each in harness.route.upstreams]
+        assert (first, second) == ((), ("would be excluded by rule 1: 3 blocks behind",))

@@ -13,6 +13,7 @@ import asyncio
 import datetime
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, assert_never
@@ -25,9 +26,9 @@ from proxy.core.budgets import period_end
 from proxy.core.credits import outcome_of_error
 from proxy.core.directives import Directives
 from proxy.core.jsonrpc import UpstreamReply
-from proxy.core.label_rules import steered
 from proxy.core.retry_budget import RetryBudget
 from proxy.core.routing import HEDGE_CEILING_S, HEDGE_FLOOR_S
+from proxy.core.routing_rules import exclusions, steered
 from proxy.core.upstream_errors import UpstreamError
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.errors import DeadlinePassed, Fault, InternalError, NotSent, Unavailable, UpstreamTimeout
@@ -178,6 +179,8 @@ class Dispatcher(FlightHandler):
         reason = f"no upstream of {self.state.network_id} accepts calls{at_cost} at the moment"
         if required := required_labels(flight.call):
             reason = f"no upstream of {self.state.network_id} with the labels {required} accepts calls at the moment"
+        elif excluded := sorted({*exclusions_for(self.state, flight.call)}):
+            reason = f"{reason}: {'; '.join(excluded)}"
         self.complete_with_fault(flight, Unavailable(reason, reason="upstream"))
 
     def _waits_for_rest(self, flight: Flight, now: float) -> bool:
@@ -627,7 +630,14 @@ def choose_upstream(state: NetworkState, call: Call, now: float, tried: int) -> 
     if call.directives is not None:
         tried |= _left_out(state, call, call.directives)
     if call.policy.rules:
-        never, last = steered(call.policy.rules, state.group.members, key_of(call))
+        never, last = steered(
+            call.policy.rules,
+            state.group.members,
+            key_of(call),
+            tip=state.tip,
+            method=call.policy.method.name,
+            archive=call.archive,
+        )
         tried |= never
         found = _chosen(state, call, now, tried | last) if last else None
         if found is not None:
@@ -696,6 +706,13 @@ def required_labels(call: Call) -> str:
     """The labels that rules for the call require."""
     found = [rule for rule in call.policy.rules if not rule.keys or key_of(call) in rule.keys]
     return ", ".join(label for rule in found for label in rule.require)
+
+
+def exclusions_for(state: NetworkState, call: Call) -> Iterator[str]:
+    """Why rules exclude upstreams from the call. Clients do not learn which upstreams these are."""
+    rules = [rule for rule in call.policy.rules if not rule.dry_run and (not rule.keys or key_of(call) in rule.keys)]
+    for member in state.group.members if rules else ():
+        yield from exclusions(rules, member, state.tip).values()
 
 
 def first_available(state: NetworkState, call: Call) -> int:

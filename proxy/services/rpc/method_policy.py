@@ -12,9 +12,9 @@ from proxy.chains.registry import Network
 from proxy.core import access
 from proxy.core.data_bounds import DATA_INDEX
 from proxy.core.jsonrpc import COMPACT, ID_STARTS, MAX_DEPTH, Envelope, repeats_members, request_tail
-from proxy.core.label_rules import LabelRule
 from proxy.core.nesting import is_deeper
 from proxy.core.request_records import MOST_NAME
+from proxy.core.routing_rules import RoutingRule
 from proxy.core.verification import Verification
 from proxy.telemetry import Tally
 
@@ -144,8 +144,8 @@ class MethodPolicy:
         self.looks_up_null = False
         # How the operator wants replies to be verified.
         self.verify: Verification | None = None
-        # The operator's rules about labels of upstreams.
-        self.rules: tuple[LabelRule, ...] = ()
+        # The operator's rules that choose upstreams.
+        self.rules: tuple[RoutingRule, ...] = ()
 
     def __repr__(self) -> str:
         return f"<MethodPolicy {self.method.name} {self.units} units>"

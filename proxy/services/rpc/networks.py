@@ -17,6 +17,7 @@ from proxy.chains.registry import Network
 from proxy.core.access import Key
 from proxy.core.credits import CreditMeter
 from proxy.core.directives import Directives
+from proxy.core.routing_rules import RoutingRule
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.services.rpc.dispatcher import Dispatcher
 from proxy.services.rpc.flights import Caller, Flight
@@ -62,6 +63,7 @@ class Route:
         "network",
         "only",
         "policies",
+        "rules",
         "shadows",
         "shared_lookup",
         "state",
@@ -82,7 +84,10 @@ class Route:
         any_scope: int = ANY_SCOPE,
         max_body: int = _NO_LIMIT,
         shadows: Sequence[Shadow] = (),
+        rules: Sequence[RoutingRule] = (),
     ) -> None:
+        # The operator's rules for all its methods.
+        self.rules = tuple(rules)
         self.policies = policies
         # The policy of every method that does not exist.
         self.unknown = unknown

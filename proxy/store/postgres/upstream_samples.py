@@ -37,6 +37,11 @@ class UpstreamSamples:
         async with self._pool.connection() as connection:
             return [dict(row) for row in await connection.fetch(sql.fleet.read_samples, upstream, first, last, step_s)]
 
+    async def since(self, first: datetime.datetime, most: int) -> list[dict[str, Any]]:
+        """The samples of all upstreams, by label, oldest first."""
+        async with self._pool.connection() as connection:
+            return [dict(row) for row in await connection.fetch(sql.fleet.list_samples, first, most)]
+
     async def last_states(self) -> dict[str, str]:
         """The state of each upstream in its newest sample."""
         async with self._pool.connection() as connection:

@@ -84,6 +84,10 @@ select date_bin(make_interval(secs => $4::double precision), at, $2::timestamptz
 from upstream_samples where upstream = $1 and at >= $2 and at < $3::timestamptz
 group by 1 order by 1;
 
+-- list_samples
+-- The samples of all upstreams since a time, oldest first.
+select at, network, label, lag_blocks, error_rate, p50_ms from upstream_samples where at >= $1 order by label, at limit $2;
+
 -- last_states
 -- The newest sampled state of each upstream in the last day.
 select distinct on (upstream) upstream, state from upstream_samples where at > now() - interval '1 day' order by upstream, at desc;

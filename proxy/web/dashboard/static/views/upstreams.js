@@ -56,6 +56,7 @@ const isLastOf = (each, upstreams) => !upstreams.some((other) => other.id !== ea
 
 const stateOf = (each) => el("div", null, badge(each.state), each.cordon && el("span.below", null,
   [each.cordon.reason, `by ${each.cordon.by} ${format.ago(each.cordon.at)}`].filter(Boolean).join(", ")),
+each.exclusions?.map((text) => el("span.below", null, format.sentence(text))),
 each.contradicted > 0 && el("span.below", { title: each.contradiction ?? "" }, `${format.number(each.contradicted)} wrong replies`));
 
 function actionOf(each, { network, isLast, load }) {
