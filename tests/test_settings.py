@@ -274,7 +274,10 @@ def test_upstream_on_trial_needs_a_limit_and_another_upstream(write: Write, line
         ('require = ["client=geth", "operator=example.com"]\nmethods = ["trace_*"]', ""),
         ("", "routing.0: changes nothing"),
         ("above = { error_rate = 1.0 }", "routing.0.above.error_rate: can never match"),
-        ('prefer = ["region=eu"]\nlabels = ["region=eu"]', "routing.0: labels, then and dry_run are for limits: add above"),
+        (
+            'prefer = ["region=eu"]\nlabels = ["region=eu"]',
+            "routing.0: labels, then and dry_run are for limits: add above",
+        ),
         ('avoid = ["region=eu"]\nabove = { lag_blocks = 1 }', "routing.0: has limits and labels to choose by"),
         ('labels = ["region=us"]\nabove = { lag_blocks = 1 }', "routing.0.labels: no upstream of ethereum/mainnet has"),
         ('avoid = ["region=us"]', "routing.0.avoid: no upstream of ethereum/mainnet has the label region=us"),
@@ -284,6 +287,24 @@ def test_upstream_on_trial_needs_a_limit_and_another_upstream(write: Write, line
 def test_rule_that_does_nothing_is_reported(write: Write, rule: str, fault: str) -> None:
     upstream = '[[upstreams]]\nnetwork = "ethereum/mainnet"\nurl = "https://a.example.com"\nlabels = ["region=eu"]\n'
     found = load(write(f'{upstream}[[routing]]\nnetwork = "ethereum/mainnet"\n{rule}\n'))
+    reported = [*settings.network_faults(found.tree, settings.load_tables()), ""]
+    assert reported[0].startswith(fault)
+    assert len(reported) == (2 if fault else 1)
+
+
+@pytest.mark.parametrize(
+    ("reply", "fault"),
+    [
+        ("method = \"eth_call\"\nresult = '1'", ""),
+        ("method = \"eth_cal\"\nresult = '1'", "replies.0.method: ethereum/mainnet has no method eth_cal"),
+        ('method = "eth_call"', "replies.0: needs either result or error, as JSON"),
+        ("method = \"eth_call\"\nresult = '0x1'", "replies.0.result: must be JSON, such as"),
+        ("method = \"eth_call\"\nerror = '1'", "replies.0.error: must be JSON like"),
+        ("method = \"eth_call\"\nresult = '1'\nparams = '1'", "replies.0.params: must be JSON like"),
+    ],
+)
+def test_reply_of_the_settings_must_be_json(write: Write, reply: str, fault: str) -> None:
+    found = load(write(f'[[replies]]\nnetwork = "ethereum/mainnet"\n{reply}\n'))
     reported = [*settings.network_faults(found.tree, settings.load_tables()), ""]
     assert reported[0].startswith(fault)
     assert len(reported) == (2 if fault else 1)

@@ -20,6 +20,7 @@ from proxy.core.budgets import CreditBudget
 from proxy.core.caching import ReplyCache
 from proxy.core.credits import CreditMeter
 from proxy.core.data_bounds import DataBounds, of_archive
+from proxy.core.fixed_replies import FixedReplies
 from proxy.core.heads import NetworkHead
 from proxy.core.limits import CallRate, ProcessRate
 from proxy.core.rest_routes import RestTransport
@@ -159,6 +160,12 @@ class NetworkBuilder:
         settings, network = self._settings, state.network
         policies = policies_of(network, self._tables.methods[network.family], self._tally)
         rules = rules_of(settings.routing, network.id)
+        fixed: dict[str, list[tuple[str, str, str]]] = {}
+        for reply in settings.replies:
+            if reply.network == network.id:
+                fixed.setdefault(reply.method, []).append((reply.params, reply.result, reply.error))
+        for name, replies in fixed.items():
+            policies[name].fixed = FixedReplies(replies)
         for rule in settings.verify:
             if rule.network == network.id:
                 for name in rule.methods:

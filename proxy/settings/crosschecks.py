@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import orjson
 
 from proxy.chains.families import family_of
 from proxy.chains.registry import Network, nearest_network
@@ -25,6 +26,7 @@ from proxy.settings.sections import (
     PaymasterSettings,
     PriceFeed,
     RelaySettings,
+    ReplySettings,
     RoutingSettings,
     UpstreamSettings,
     VerifySettings,
@@ -47,6 +49,7 @@ _NAMING: dict[
         | FixedPrice
         | VerifySettings
         | RoutingSettings
+        | ReplySettings
     ],
 ] = {
     "upstreams": UpstreamSettings,
@@ -55,6 +58,7 @@ _NAMING: dict[
     "paymasters": PaymasterSettings,
     "verify": VerifySettings,
     "routing": RoutingSettings,
+    "replies": ReplySettings,
     "prices.feeds": PriceFeed,
     "prices.fixed": FixedPrice,
 }
@@ -87,6 +91,7 @@ def network_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
     yield from _call_faults(tree, tables)
     yield from _verify_faults(tree, tables)
     yield from _routing_faults(tree, tables)
+    yield from _reply_faults(tree, tables)
     yield from _shadow_faults(tree)
 
 
@@ -180,6 +185,30 @@ def _shadow_faults(tree: Mapping[str, Any]) -> Iterator[str]:
             yield f"upstreams.{place}.shadow: needs an http or https URL"
         if all(other.shadow for _, other in upstreams if other.network == each.network):
             yield f"upstreams.{place}.shadow: {each.network} needs an upstream without shadow to compare it with"
+
+
+def _reply_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
+    """Report replies that are not JSON, have no place, or answer a method that the network does not have."""
+    for place, each in _listed(tree, "replies", ReplySettings):
+        network = tables.chains.find(*each.network.split("/")) if each.network.count("/") == 1 else None
+        if network is not None and each.method not in tables.methods[network.family]:
+            yield f"replies.{place}.method: {each.network} has no method {each.method}"
+        if bool(each.result) == bool(each.error):
+            yield f"replies.{place}: needs either result or error, as JSON"
+        for name, kind in (("params", list | dict), ("result", object), ("error", dict)):
+            text = getattr(each, name)
+            try:
+                found = orjson.loads(text or "{}")
+            except ValueError:
+                found = None
+                yield f"replies.{place}.{name}: must be JSON, such as {_SAMPLES[name]}"
+            else:
+                if not isinstance(found, kind):
+                    yield f"replies.{place}.{name}: must be JSON like {_SAMPLES[name]}"
+
+
+# JSON of each member of a reply.
+_SAMPLES = {"params": '["0x1"]', "result": '"0x1"', "error": '{"code":-32601,"message":"no such method"}'}
 
 
 def _routing_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:

@@ -146,7 +146,8 @@ def from_tree(tree: Mapping[str, Any], *, faults: list[str] | None = None) -> Se
         raise StartError(found)
     # Not strict, because the schema accepts 8545.0 as an integer.
     lists: dict[str, Any] = {
-        name: [] for name in ("databases", "upstreams", "bundlers", "relays", "paymasters", "verify", "routing")
+        name: []
+        for name in ("databases", "upstreams", "bundlers", "relays", "paymasters", "verify", "routing", "replies")
     }
     return msgspec.convert({**lists, **tree, "tree": tree}, Settings, strict=False)
 

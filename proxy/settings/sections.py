@@ -448,6 +448,17 @@ class VerifySettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplySettings:
+    """A reply to calls with these params. All are JSON."""
+
+    network: str
+    method: str
+    params: str = "[]"
+    result: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RoutingSettings:
     """A rule about the labels and figures of upstreams."""
 
@@ -499,6 +510,7 @@ class Settings:
     paymasters: tuple[PaymasterSettings, ...]
     verify: tuple[VerifySettings, ...]
     routing: tuple[RoutingSettings, ...]
+    replies: tuple[ReplySettings, ...]
     tree: Mapping[str, Any]
 
     @property

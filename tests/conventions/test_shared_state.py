@@ -110,7 +110,11 @@ REASONS = {
     "web/docs/client_code:ClientCode": "the types of the API spec, in a command that writes clients",
     # Keyed by networks, upstreams, methods or other names from the configuration.
     "core/exemplars:Exemplars": "one entry for each operation and status",
+    "core/fixed_replies:FixedReplies": "the replies of the settings, 1,000 at most",
     "core/fleet:UpstreamView": "one histogram for each upstream",
+    "core/routing:UpstreamGroup._due": "one number for each upstream that is being promoted",
+    "services/rpc/network_state:NetworkState.group": "the upstreams of one network",
+    "services/cost_report:Costs": "one entry for each budget of the settings",
     "core/latency_histogram:LatencyHistogram": "a fixed number of buckets",
     "core/rest_routes:_Branch": "the routes of one family",
     "core/rest_routes:RouteTable": "the routes of one family",

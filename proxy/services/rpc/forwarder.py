@@ -134,6 +134,13 @@ class Forwarder:
         caller, policy, params = call
         route.state.stay_current()
         caller.on_source("", route.state.tip)
+        if policy.fixed is not None and (reply := policy.fixed.find(params)) is not None:
+            result, error = reply
+            if result:
+                caller.on_result(result)
+            else:
+                caller.on_error(error)
+            return None
         if key is not None:
             client = key.account.id
             if policy.method.own and self._own is not None:

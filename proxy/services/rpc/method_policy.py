@@ -11,6 +11,7 @@ from proxy.chains.family import Family, Method, MethodTable
 from proxy.chains.registry import Network
 from proxy.core import access
 from proxy.core.data_bounds import DATA_INDEX
+from proxy.core.fixed_replies import FixedReplies
 from proxy.core.jsonrpc import COMPACT, ID_STARTS, MAX_DEPTH, Envelope, repeats_members, request_tail
 from proxy.core.nesting import is_deeper
 from proxy.core.request_records import MOST_NAME
@@ -73,6 +74,7 @@ class MethodPolicy:
         "data_kind",
         "ends_latest",
         "family",
+        "fixed",
         "has_block",
         "is_checked",
         "is_head_number",
@@ -108,6 +110,8 @@ class MethodPolicy:
         self.scope = _scope_of(method)
         # The result of calls that are never sent to an upstream; empty for all others.
         self.answer = method.answer.encode()
+        # The operator's replies to calls with given params.
+        self.fixed: FixedReplies | None = None
         self.request_tail = request_tail(method.name)
         self.may_repeat = method.kind == "read"
         # Whether replies may be cached or shared at all.
@@ -156,7 +160,13 @@ class MethodPolicy:
         `is_observed`: whether others see the replies, which the short path does not keep."""
         self.shared = self.cacheable and shares
         is_simple = self.may_repeat and not (
-            self.by_range or self.is_checked or self.answer or self.method.own or self.verify or self.rules
+            self.by_range
+            or self.is_checked
+            or self.answer
+            or self.fixed
+            or self.method.own
+            or self.verify
+            or self.rules
         )
         self.short = is_simple and not is_observed and (self.shared or is_served)
         self.any_block = self.shared and self.method.history
