@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from aiohttp import web
 
+from tests.service import until
+
 ROOT = "0x4b363db94e286120d76eb905340fdd4e54bfe9f06bf33ff6cf5ad27f511bfe95"
 LARGE_STATE = 8 << 20
+B = TypeVar("B", bound="BeaconStub")
 
 
 @dataclass
@@ -33,8 +36,11 @@ class BeaconStub:
     # The status of the next replies, if they shall fail.
     fails_with: int = 0
     hangs: bool = False
+    # States end in the middle.
+    breaks_states: bool = False
     url: str = ""
-    streams: list[web.StreamResponse] = field(default_factory=list)
+    # Open streams of events; setting the event ends one.
+    streams: dict[web.StreamResponse, asyncio.Event] = field(default_factory=dict)
 
     def root(self, slot: int) -> str:
         return "0x" + hashlib.sha256(f"{self.genesis}{slot}".encode()).hexdigest()
@@ -53,10 +59,9 @@ class BeaconStub:
     async def serve(self, request: web.Request) -> web.StreamResponse:
         self.targets.append(f"{request.method} {request.raw_path}")
         self.headers.append(dict(request.headers))
-        is_poll = request.raw_path.endswith(("/headers/head", "/headers/finalized", "/syncing", "/genesis"))
-        if self.hangs and not is_poll:
+        if self.hangs and not is_poll(request):
             await asyncio.sleep(60)
-        if self.fails_with and not is_poll:
+        if self.fails_with and not is_poll(request):
             return web.json_response({"code": self.fails_with, "message": "failed"}, status=self.fails_with)
         parts = request.path.strip("/").split("/")
         match parts:
@@ -72,8 +77,7 @@ class BeaconStub:
             case ["eth", "v1", "events"]:
                 return await self._events(request)
             case ["eth", "v2", "debug", "beacon", "states", _]:
-                body = bytes(range(256)) * (LARGE_STATE // 256)
-                return web.Response(body=body, content_type="application/octet-stream")
+                return await self._state(request)
             case ["eth", "v1", "beacon", "states", word, "validators"] if request.method == "POST":
                 wanted = orjson.loads(await request.read())
                 return self._final(word, {"ids": wanted["ids"]})
@@ -81,6 +85,18 @@ class BeaconStub:
                 return self._about(request, kind, word, more)
             case _:
                 return web.json_response({"code": 404, "message": "no such route"}, status=404)
+
+    async def _state(self, request: web.Request) -> web.StreamResponse:
+        body = bytes(range(256)) * (LARGE_STATE // 256)
+        if not self.breaks_states:
+            return web.Response(body=body, content_type="application/octet-stream")
+        response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
+        response.content_length = LARGE_STATE
+        await response.prepare(request)
+        await response.write(body[: LARGE_STATE // 2])
+        assert request.transport is not None
+        request.transport.abort()
+        return response
 
     def _about(self, request: web.Request, kind: str, word: str, more: list[str]) -> web.Response:
         slot = self.slot_of(word)
@@ -108,16 +124,23 @@ class BeaconStub:
     async def _events(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        self.streams.append(response)
+        ended = asyncio.Event()
+        self.streams[response] = ended
         try:
-            await asyncio.sleep(300)
+            await ended.wait()
         finally:
-            self.streams.remove(response)
+            del self.streams[response]
         return response
+
+    async def end_streams(self) -> None:
+        for ended in self.streams.values():
+            ended.set()
+        await until(lambda: not self.streams)
 
     async def send_event(self, topic: str, data: Any) -> None:
         for stream in tuple(self.streams):
-            await stream.write(b"event: %b\ndata: %b\n\n" % (topic.encode(), orjson.dumps(data)))
+            with suppress(ConnectionError):
+                await stream.write(b"event: %b\ndata: %b\n\n" % (topic.encode(), orjson.dumps(data)))
 
     @contextmanager
     def failing(self, status: int) -> Iterator[None]:
@@ -128,14 +151,24 @@ class BeaconStub:
             self.fails_with = 0
 
 
+def is_poll(request: web.Request) -> bool:
+    """Whether the service may have made the request by itself, to follow the head."""
+    return request.raw_path.endswith(("/headers/head", "/headers/finalized", "/syncing", "/genesis"))
+
+
 def _data(data: Any) -> web.Response:
     return web.json_response({"data": data})
 
 
 @asynccontextmanager
 async def beacon_stub(**state: Any) -> AsyncIterator[BeaconStub]:
-    stub = BeaconStub(**state)
-    app = web.Application()
+    async with serving(BeaconStub(**state)) as stub:
+        yield stub
+
+
+@asynccontextmanager
+async def serving(stub: B) -> AsyncIterator[B]:
+    app = web.Application(client_max_size=1 << 24)
     app.router.add_route("*", "/{path:.*}", stub.serve)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()

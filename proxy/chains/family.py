@@ -25,6 +25,7 @@ from proxy.core.data_bounds import DataKind
 from proxy.core.jsonrpc import STRICT, Dialect
 from proxy.core.rest_routes import RestTransport
 from proxy.core.upstream_errors import ErrorRule
+from proxy.core.uri_calls import UriType
 
 T = TypeVar("T")
 MethodKind = Literal["read", "write", "filter", "subscription"]
@@ -40,7 +41,7 @@ ContractPlace = Literal["any", "none", "to", "address", "transaction", "filter",
 # Services that work on some families only. A family without a feature gets a 404 or 400 there.
 Feature = Literal["follower", "gas_prices", "nfts", "user_operations", "webhooks"]
 # Which feed serves subscriptions (`services/feed/feeds.py`), and which reader serves tokens (`compose/data.py`).
-FeedKind = Literal["evm", "svm"]
+FeedKind = Literal["evm", "svm", "stream"]
 TokenKind = Literal["evm", "svm"]
 
 
@@ -71,7 +72,7 @@ class Method:
     `price`: compute units per call. `scopes`: a key needs one of them; without any, the kind decides. `chains`: the chains that
     have the method; without any, all chains of the family.
     `kind`: a read may be repeated; a write is sent once; a filter belongs to the upstream that created it; a subscription
-    needs a WebSocket.
+    needs a WebSocket, or streams server-sent events if it is a route.
     `block_at`: index of the block parameter in the params, if there is one. `block_name`: its name, if params are an object.
     `span`: that parameter is an object with a first and a last block.
     `history`: the result is a part of the chain's blocks, which upstreams keep when they prune old state: it costs the same at
@@ -218,11 +219,13 @@ class SubscriptionParams(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionRules:
-    """How clients subscribe. `read(method, params)` raises ValueError for invalid params. `numeric_ids`: ids are numbers."""
+    """How clients subscribe. `read(method, params)` raises ValueError for invalid params. `numeric_ids`: ids are numbers.
+    `echoes_ids`: there are no ids. Events have the form of replies to the call that subscribed, and its params end them."""
 
     feed: FeedKind
-    read: Callable[[str, list[Any]], SubscriptionParams]
+    read: Callable[[str, Any], SubscriptionParams]
     numeric_ids: bool = False
+    echoes_ids: bool = False
 
 
 class Refuted(Exception):
@@ -313,6 +316,7 @@ class Family:
     `volatile`: members of results that some nodes leave out, or that differ between nodes that are right. Comparisons leave
     them out, in addition to those of the method.
     `rest`: its upstreams serve REST routes, and its methods are those routes (`core/rest_routes.py`); None for JSON-RPC.
+    `uri_params`: the types of parameters in calls in the form of a URL (`core/uri_calls.py`); empty without such calls.
     `dialect`: the JSON-RPC that its clients speak. `batches`: its upstreams accept batches.
     `at_head`: reads that depend on the head go to upstreams that have it. Otherwise a small lag is accepted.
     `sends_to_all`: a write that is `identified` is sent to every upstream.
@@ -347,6 +351,7 @@ class Family:
     error_members: tuple[str, ...] = ()
     volatile: frozenset[str] = frozenset()
     rest: RestTransport | None = None
+    uri_params: Mapping[str, UriType] = field(default_factory=dict)
     dialect: Dialect = STRICT
     batches: bool = True
     at_head: bool = False

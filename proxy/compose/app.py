@@ -266,7 +266,8 @@ class App:
         self.web.add_routes(pages.routes())
         self.web.add_routes(routes.of_spec(self.api_spec, self._handlers(api, resolver)))
         self.web.add_routes([web.get(SOCKET_PATH, Handshake(api, resolver, self.sockets).answer, allow_head=False)])
-        rest = RestCallHandler(api, resolver, self.rpc, self.networks, shows_upstream=self.settings.rpc.show_upstream)
+        shown = self.settings.rpc.show_upstream
+        rest = RestCallHandler(api, resolver, self.rpc, self.networks, self.sockets, shows_upstream=shown)
         self.web.add_routes([web.route(verb, REST_PATH, rest.answer, expect_handler=routes.expect) for verb in VERBS])
         aliases = load_aliases(self.settings.aliases, self._tables, own=self.settings.data_files.directory)
         self._targets = TargetReader(aliases, routes.own_roots(self.web))

@@ -51,12 +51,13 @@ from proxy.store.valkey.upstream_leases import LEAST_PER_SECOND, UpstreamLeases
 from proxy.telemetry import Tally
 from proxy.turn_queue import TurnQueue
 from proxy.wire.address import UpstreamAddress, headers_of
-from proxy.wire.http_upstream import HttpUpstream
+from proxy.wire.http_upstream import HttpUpstream, PoolTerms
 from proxy.wire.ok_upstream import OkUpstream
 from proxy.wire.redaction import private_words
 from proxy.wire.rest_upstream import RestUpstream
 from proxy.wire.signing_upstream import SigningUpstream
 from proxy.wire.upstream import ReplyMemory, Upstream
+from proxy.wire.websocket_client import WebSocketLink
 from proxy.wire.websocket_upstream import WebSocketUpstream
 from proxy.wire.write_buffer import WriteBuffer
 
@@ -230,16 +231,7 @@ class NetworkBuilder:
         health = self._health(network, _relay_label(network.id, index, given), index, link, RELAY)
         if given.signs:
             sign = partial(relay_header, Signer(signer_key(given, environment())))
-            upstream: Upstream = SigningUpstream(
-                health,
-                UpstreamAddress.of(link),
-                self._write_buffer,
-                self._turns,
-                limit=link.connections,
-                depth=1,
-                batch=1,
-                sign=sign,
-            )
+            upstream: Upstream = SigningUpstream(health, self._pool_terms(link), sign)
         else:
             upstream = self._built(health, link, 1, None)
         upstream.memory = self._held
@@ -351,14 +343,14 @@ class NetworkBuilder:
         """`family`: that of the chain, if the upstream is one of its nodes."""
         if given.url.startswith("ws"):
             return WebSocketUpstream(health, given, limit=given.connections, batch=batch)
-        address = UpstreamAddress.of(given)
         if family is not None and (family.rest is not None or family.dialect.says_ok):
-            kind, terms = (OkUpstream, RestTransport()) if family.rest is None else (RestUpstream, family.rest)
-            return kind(health, address, self._write_buffer, self._turns, terms, limit=given.connections)
+            kind, transport = (OkUpstream, RestTransport()) if family.rest is None else (RestUpstream, family.rest)
+            return kind(health, self._pool_terms(given), transport, WebSocketLink(given))
         depth = given.depth or self._settings.rpc.depth
-        return HttpUpstream(
-            health, address, self._write_buffer, self._turns, limit=given.connections, depth=depth, batch=batch
-        )
+        return HttpUpstream(health, self._pool_terms(given, depth, batch))
+
+    def _pool_terms(self, given: UpstreamSettings, depth: int = 1, batch: int = 1) -> PoolTerms:
+        return PoolTerms(UpstreamAddress.of(given), self._write_buffer, self._turns, given.connections, depth, batch)
 
 
 def _bounds(network: Network, given: UpstreamSettings) -> DataBounds:

@@ -3,10 +3,11 @@
 A family with a REST transport has routes as its methods, such as `GET /eth/v1/beacon/headers/{id}`. A request becomes a call of
 such a method, so that it is priced, cached, joined, retried and recorded like every other call. Its params are
 
-    {"path": {"id": "head"}, "query": {"topics": ["a", "b"]}, "accept": "application/json", "headers": {...}, "body": "..."}
+    {"path": {"id": "head"}, "query": {"topics": ["a", "b"]}, "accept": "application/json", "headers": {...}, "json": {...}}
 
-with only the members that it has. The result is a *record* of the reply: `{"status": 200, "headers": {...}, "body": …}`, where
-`body` is the JSON as the upstream wrote it, or `base64` is the body of another kind.
+with only the members that it has. A body of another type is `body`, in base64; lookups may have JSON there, as a text. The
+result is a *record* of the reply: `{"status": 200, "headers": {...}, "body": …}`, where `body` is the JSON as the upstream
+wrote it, or `base64` is the body of another kind.
 
 Nothing but a listed route reaches an upstream: the target that is sent is built from the route and the values of its
 placeholders, never from the bytes of the request. A path with anything that servers read in different ways (dot segments,
@@ -28,6 +29,8 @@ VERBS: Final = ("GET", "POST")
 # The longest path and query. Node servers accept 8 KB or more.
 LONGEST_TARGET: Final = 8192
 MOST_QUERY: Final = 256
+# The largest body of a request. It is read, encoded and sent in one step.
+LARGEST_BODY: Final = 262_144
 
 _PLACEHOLDER: Final = re.compile(r"\{([a-z_]+)\}")
 _TEMPLATE: Final = re.compile(r"(GET|POST) ((?:/(?:[A-Za-z0-9_.~-]+|\{[a-z_]+\}))+|/)")
@@ -46,12 +49,34 @@ class BadTarget(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class EventRoute:
+    """A route that streams events. Clients name some of the `topics` in the query parameter `parameter`.
+
+    `of_blocks`: topics with an event for each block.
+    """
+
+    method: str
+    parameter: str
+    topics: tuple[str, ...]
+    of_blocks: frozenset[str] = frozenset()
+
+    def wanted(self, query: Mapping[str, Sequence[str]]) -> list[str]:
+        """The topics that a query names, in a fixed order. Raises BadTarget."""
+        if unknown := [name for name in query if name != self.parameter]:
+            raise BadTarget(f"{unknown[0][:40]!r} is not a parameter of this route: use {self.parameter!r} only")
+        named = {name for value in query.get(self.parameter, ()) for name in value.split(",") if name}
+        if not named or not named.issubset(self.topics):
+            raise BadTarget(f"{self.parameter!r} must name one or more of {', '.join(self.topics)}")
+        return [name for name in self.topics if name in named]
+
+
+@dataclass(frozen=True, slots=True)
 class RestTransport:
     """What passes between clients and REST upstreams beside paths, queries and bodies.
 
     `types`: media types of replies; the first one is the default. `body_types`: those of requests. `request_headers` and
     `reply_headers`: the names of headers that are passed on, in lower case. `error_member`: the first member of bodies that are
-    errors, whatever their status.
+    errors, whatever their status. `events`: the route that streams events.
     """
 
     types: tuple[str, ...] = (JSON,)
@@ -59,6 +84,10 @@ class RestTransport:
     request_headers: frozenset[str] = frozenset()
     reply_headers: frozenset[str] = frozenset()
     error_member: str = ""
+    events: EventRoute | None = None
+
+
+NO_JSON: Final = msgspec.Raw()
 
 
 class RestParams(msgspec.Struct, omit_defaults=True):
@@ -69,6 +98,8 @@ class RestParams(msgspec.Struct, omit_defaults=True):
     # The type of the body, if it is not JSON; the body is then in base64.
     type: str = JSON
     body: str = ""
+    # A body of JSON as it was sent, without another encoding: a large one would take milliseconds.
+    json: msgspec.Raw = NO_JSON
 
 
 class RestCall(msgspec.Struct):
@@ -98,6 +129,7 @@ class RestError(msgspec.Struct):
 
 read_error = msgspec.json.Decoder(RestError).decode
 read_call = msgspec.json.Decoder(RestCall).decode
+read_json = msgspec.json.Decoder(msgspec.Raw).decode
 write_params = msgspec.json.Encoder(order="deterministic").encode
 read_record = msgspec.json.Decoder(RestRecord).decode
 

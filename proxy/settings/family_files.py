@@ -13,10 +13,11 @@ import msgspec
 from proxy.chains.families import READERS
 from proxy.chains.family import Detection, Family
 from proxy.chains.lookups import Lookup, LookupCall, Lookups
+from proxy.chains.query_subscriptions import QUERIES
 from proxy.chains.tabled import BlockNames, family_of_tables
 from proxy.chains.write_ids import WRITE_IDS
 from proxy.core.jsonrpc import Dialect
-from proxy.core.rest_routes import RestTransport, template_fault
+from proxy.core.rest_routes import EventRoute, RestTransport, template_fault
 from proxy.core.upstream_errors import ErrorRule, matching
 from proxy.settings.toml_files import checked, with_line
 
@@ -74,6 +75,8 @@ def family_in(data: Mapping[str, Any]) -> Family:
         words = BlockNames(numbers, latest, frozenset(tags), frozenset(pending), names, **more)
         reader = family_of_tables(data["name"], words, lookups, is_rest="rest" in transport)
     changes: dict[str, Any] = {"sent_id": WRITE_IDS[writes["id"]]} if "id" in writes else {}
+    if transport.get("subscriptions") == "queries":
+        changes["subscriptions"] = QUERIES
     return replace(
         reader,
         title=data["title"],
@@ -83,6 +86,7 @@ def family_in(data: Mapping[str, Any]) -> Family:
         facts={name: value for name, value in timing.items() if name != "lag_blocks"},
         head=replace(reader.head, lookups=lookups),
         rest=_rest(transport["rest"]) if "rest" in transport else None,
+        uri_params=transport.get("uri", {}),
         dialect=_dialect(transport),
         batches=transport.get("batches", True),
         socket_calls=transport.get("sockets") == "calls",
@@ -128,6 +132,7 @@ def _rest(given: Mapping[str, Any]) -> RestTransport:
         frozenset(given.get("request_headers", ())),
         frozenset(given.get("reply_headers", ())),
         given.get("error_member", ""),
+        msgspec.convert(given["events"], EventRoute) if "events" in given else None,
     )
 
 

@@ -187,6 +187,7 @@ class ApiMiddleware:
         """Count, record and log a request that has ended."""
         state = request[STATE]
         key, operation = state.key, state.operation or "other"
+        took_s = took_s if state.began_after_s is None else state.began_after_s
         telemetry.requests_total.labels(operation, str(reply.status)).inc()
         telemetry.request_seconds.labels(operation).observe(took_s)
         if key is not None and state.operation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from proxy.chains.families import family_of
 from proxy.chains.registry import Network, Registry, nearest_network
 from proxy.core.access import Key
 from proxy.errors import NotFound
@@ -12,6 +13,13 @@ from proxy.services.rpc.networks import Networks, Route
 
 _LIST = "GET /v1/chains lists those that this key can use"
 _NAME = re.compile(r"[a-z0-9-]{1,40}(?:/[a-z0-9-]{1,40})?", re.ASCII)
+
+
+def require_json_rpc(network: Network) -> None:
+    """Raise NotFound for a network whose upstreams have REST routes only."""
+    if family_of(network).rest is not None:
+        message = f"the network {network.id} has no JSON-RPC: use its routes at /v1/rest/{network.id}/"
+        raise NotFound(message, reason="network")
 
 
 class NetworkResolver:

@@ -42,6 +42,8 @@ class RequestState:
     # A block that the state behind the reply has reached.
     block: int = 0
     failure: str = ""
+    # How long a stream of events took to begin: how long it lasted says nothing.
+    began_after_s: float | None = None
     # How usage counts a failure; None for the usual outcome of the status.
     outcome: Outcome | None = None
     # The flight of a call, a batch, or the calls that a REST operation made.

@@ -3,7 +3,8 @@
 A key can be the last segment of a path for JSON-RPC or a socket, `/v1/rpc/{chain}/{network}/{key}`, the segment before a route
 of a REST chain, `/v1/rest/{chain}/{network}/{key}/…`, or `apiKey` in the query of any path. Aliases that are switched on
 (core/url_aliases) map other URLs to a network and a key. Handlers, logs, traces and records get the native target without keys.
-A slash at the end of a path for JSON-RPC is dropped: clients of Bitcoin add one to every URL.
+A slash at the end of a path for JSON-RPC is dropped: clients of Bitcoin add one to every URL. So is `/websocket` at the end of
+a path for sockets, which clients of Cosmos chains add.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ def read_target(text: str) -> RequestTarget:
     """Split a target: a path, with or without a query."""
     path, _, query = text.partition("?")
     key = ""
+    if path.startswith("/v1/ws/"):
+        path = path.removesuffix("/websocket")
     if found := _PATH_KEY.fullmatch(path):
         path, key = found[1] + found[3], unquote(found[2])
     elif found := _SLASH.fullmatch(path):

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable
+from dataclasses import dataclass
 from typing import Final
 
 from proxy.core.jsonrpc import ENVELOPE_START
@@ -50,9 +51,21 @@ def _length(size: int) -> bytes:
 _LENGTHS: Final = [_length(size) for size in range(1024)]
 
 
+@dataclass(frozen=True, slots=True)
+class PoolTerms:
+    """Where a pool's connections lead, and how many it opens. `depth`: the calls on each at a time. `batch`: those in one
+    request."""
+
+    address: UpstreamAddress
+    write_buffer: WriteBuffer
+    turns: TurnQueue
+    limit: int
+    depth: int = 1
+    batch: int = 1
+
+
 class HttpUpstream(Upstream):
     __slots__ = (
-        "_address",
         "_connecting",
         "_cork_depth",
         "_corked",
@@ -64,31 +77,21 @@ class HttpUpstream(Upstream):
         "_queue",
         "_reserve",
         "_tasks",
-        "_turns",
+        "_terms",
         "_write_buffer",
         "request_start",
     )
 
-    def __init__(
-        self,
-        health: UpstreamHealth,
-        address: UpstreamAddress,
-        write_buffer: WriteBuffer,
-        turns: TurnQueue,
-        *,
-        limit: int,
-        depth: int,
-        batch: int,
-    ) -> None:
-        super().__init__(health, depth=depth, batch=batch)
+    def __init__(self, health: UpstreamHealth, terms: PoolTerms) -> None:
+        depth = terms.depth
+        super().__init__(health, depth=depth, batch=terms.batch)
         # With several calls on each connection, fewer connections suffice, and more calls are sent in one segment.
-        self._queue = CallQueue(self, max(2, limit // depth) * depth if depth > 1 else limit)
-        self._address = address
+        self._queue = CallQueue(self, max(2, terms.limit // depth) * depth if depth > 1 else terms.limit)
+        self._terms = terms
         # Why no connection can be opened, if that was logged.
         self._failure = ""
-        self.request_start = address.request_start
-        self._write_buffer = write_buffer
-        self._turns = turns
+        self.request_start = terms.address.request_start
+        self._write_buffer = terms.write_buffer
         self._loop = asyncio.get_running_loop()
         # In the order in which they were opened, as the tasks below: a set's order would differ from run to run.
         self._open: dict[UpstreamConnection, None] = {}
@@ -174,7 +177,12 @@ class HttpUpstream(Upstream):
         self._probes.submit(sink, *body)
 
     def probe_pool(self) -> HttpUpstream:
-        return HttpUpstream(self.health, self._address, self._write_buffer, self._turns, limit=1, depth=1, batch=1)
+        return HttpUpstream(self.health, self.probe_terms)
+
+    @property
+    def probe_terms(self) -> PoolTerms:
+        terms = self._terms
+        return PoolTerms(terms.address, terms.write_buffer, terms.turns, limit=1)
 
     def _write(self, connection: UpstreamConnection, request: UpstreamRequest) -> None:
         """Write in the order in which the connection's sinks were added."""
@@ -328,12 +336,12 @@ class HttpUpstream(Upstream):
         """Open a connection if a call waits for one and the limit allows it."""
         if self._queue.room(self._places()) > 0 and self._connecting < len(self._queue):
             self._connecting += 1
-            task = self._loop.create_task(self._address.dial(self._connection))
+            task = self._loop.create_task(self._terms.address.dial(self._connection))
             self._tasks[task] = None
             task.add_done_callback(self._dialled)
 
     def _connection(self) -> HttpConnection:
-        return HttpConnection(self, self._turns)
+        return HttpConnection(self, self._terms.turns)
 
     def _dialled(self, task: asyncio.Task[UpstreamConnection]) -> None:
         self._tasks.pop(task, None)

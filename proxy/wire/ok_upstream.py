@@ -17,13 +17,12 @@ class OkUpstream(RestUpstream):
     def submit(
         self, sink: ReplySink, *body: bytes, once: bool = False, fresh: bool = False, header: bytes = b""
     ) -> UpstreamConnection | None:
-        translator = OkTranslator(self, sink, id_of(b"".join(body)), self._terms)
+        translator = OkTranslator(self, sink, id_of(b"".join(body)), self._transport)
         self._translators[sink] = translator
         return HttpUpstream.submit(self, translator, *body, once=once, fresh=fresh, header=header)
 
     def probe_pool(self) -> HttpUpstream:
-        address, write_buffer, turns = self._room
-        return OkUpstream(self.health, address, write_buffer, turns, self._terms, limit=1)
+        return OkUpstream(self.health, self.probe_terms, self._transport, self._link)
 
 
 class OkTranslator(ReplyTranslator):

@@ -16,13 +16,12 @@ import msgspec
 from proxy.core.jsonrpc import NOT_JSON, error_reply, result_reply, result_start
 from proxy.core.rest_routes import JSON, RestCall, RestTransport, read_call, target_of
 from proxy.core.upstream_health import UpstreamHealth
-from proxy.turn_queue import TurnQueue
-from proxy.wire.address import UpstreamAddress
 from proxy.wire.http1 import CHUNKED, ReplyHeaders
 from proxy.wire.http_connection import HttpConnection
-from proxy.wire.http_upstream import HttpUpstream
+from proxy.wire.http_upstream import HttpUpstream, PoolTerms
 from proxy.wire.upstream import Piece, ReplySink, Upstream, UpstreamConnection
-from proxy.wire.write_buffer import WriteBuffer
+from proxy.wire.upstream_events import EventStream, event_stream
+from proxy.wire.websocket_client import WebSocketLink
 
 # The text of an error reply in which phrases are looked for.
 _LONGEST_MESSAGE: Final = 500
@@ -33,22 +32,13 @@ _is_json: Final = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 class RestUpstream(HttpUpstream):
-    __slots__ = ("_room", "_terms", "_translators")
+    __slots__ = ("_link", "_translators", "_transport")
 
-    def __init__(
-        self,
-        health: UpstreamHealth,
-        address: UpstreamAddress,
-        write_buffer: WriteBuffer,
-        turns: TurnQueue,
-        rest: RestTransport,
-        *,
-        limit: int,
-    ) -> None:
-        super().__init__(health, address, write_buffer, turns, limit=limit, depth=1, batch=1)
-        self._terms = rest
-        # What the pool of probes is made of.
-        self._room = (address, write_buffer, turns)
+    def __init__(self, health: UpstreamHealth, terms: PoolTerms, transport: RestTransport, link: WebSocketLink) -> None:
+        """`link`: for event streams, which have connections of their own."""
+        super().__init__(health, terms)
+        self._transport = transport
+        self._link = link
         # The translators of the calls that are under way, by their sinks.
         self._translators: dict[ReplySink, ReplyTranslator] = {}
 
@@ -59,30 +49,37 @@ class RestUpstream(HttpUpstream):
         self, sink: ReplySink, *body: bytes, once: bool = False, fresh: bool = False, header: bytes = b""
     ) -> UpstreamConnection | None:
         call = read_call(b"".join(body))
-        translator = ReplyTranslator(self, sink, bytes(call.id), self._terms)
+        translator = ReplyTranslator(self, sink, bytes(call.id), self._transport)
         self._translators[sink] = translator
         return self.send_request(translator, (self._request(call, header),), once=once, fresh=fresh)
 
     def _request(self, call: RestCall, header: bytes) -> bytes:
         """The bytes of the request. Every value in it was checked when the call was made."""
-        address, params = self._room[0], call.params
+        address, params = self._terms.address, call.params
         verb, target = target_of(call.method, params)
-        target = address.path.rstrip("/") + target
-        if address.query:
-            target += f"{'&' if '?' in target else '?'}{address.query}"
+        target = self._own_target(target)
         # Not every route has every representation, and then a node replies with JSON.
         accept = params.accept if params.accept == JSON else f"{params.accept}, {JSON};q=0.9"
         lines = [f"{verb} {target} HTTP/1.1", *address.lines, f"Accept: {accept}"]
         lines += [f"{name}: {value}" for name, value in params.headers.items()]
         body = b""
         if verb != "GET":
-            body = params.body.encode() if params.type == JSON else base64.b64decode(params.body)
+            body = base64.b64decode(params.body) if params.type != JSON else bytes(params.json) or params.body.encode()
             lines += [f"Content-Type: {params.type}", f"Content-Length: {len(body)}"]
         return b"%b\r\n%b\r\n%b" % ("\r\n".join(lines).encode("latin-1"), header, body)
 
+    def _own_target(self, target: str) -> str:
+        """The target below the path of the upstream's URL, with that URL's query."""
+        address = self._terms.address
+        target = address.path.rstrip("/") + target
+        return f"{target}{'&' if '?' in target else '?'}{address.query}" if address.query else target
+
+    def events(self, target: str) -> EventStream:
+        """Open an event stream: see `event_stream`."""
+        return event_stream(self._link, self.label, self._own_target(target))
+
     def probe_pool(self) -> HttpUpstream:
-        address, write_buffer, turns = self._room
-        return RestUpstream(self.health, address, write_buffer, turns, self._terms, limit=1)
+        return RestUpstream(self.health, self.probe_terms, self._transport, self._link)
 
     def in_flight(self) -> list[ReplySink]:
         return list(self._translators)
@@ -101,11 +98,11 @@ class RestUpstream(HttpUpstream):
 class ReplyTranslator:
     """The sink of one request: passes its reply on as that to a JSON-RPC call."""
 
-    def __init__(self, upstream: RestUpstream, sink: ReplySink, id_: bytes, rest: RestTransport) -> None:
+    def __init__(self, upstream: RestUpstream, sink: ReplySink, id_: bytes, transport: RestTransport) -> None:
         self._upstream = upstream
         self._sink = sink
         self._id = id_
-        self._terms = rest
+        self._transport = transport
 
     @property
     def client(self) -> str:
@@ -166,15 +163,15 @@ class ReplyTranslator:
         return error_reply(self._id, error)
 
     def _is_error(self, body: bytes) -> bool:
-        member = self._terms.error_member
+        member = self._transport.error_member
         return bool(member) and body[:64].lstrip().startswith(b'{"%b"' % member.encode())
 
     def _is_json(self, connection: UpstreamConnection) -> bool:
         kind = _headers_in(connection, frozenset(("content-type",))).get("content-type", JSON).partition(";")[0].strip()
-        return kind not in self._terms.types or kind.lower() == JSON
+        return kind not in self._transport.types or kind.lower() == JSON
 
     def _record_start(self, connection: UpstreamConnection, status: int) -> bytes:
-        passed = _headers_in(connection, self._terms.reply_headers | {"content-type"})
+        passed = _headers_in(connection, self._transport.reply_headers | {"content-type"})
         return b'{"status":%d,"headers":%b,"body":' % (status, _encode(passed))
 
 

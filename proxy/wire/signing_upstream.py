@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from proxy.core.upstream_health import UpstreamHealth
-from proxy.turn_queue import TurnQueue
-from proxy.wire.address import UpstreamAddress
-from proxy.wire.http_upstream import HttpUpstream
+from proxy.wire.http_upstream import HttpUpstream, PoolTerms
 from proxy.wire.upstream import ReplySink, UpstreamConnection
-from proxy.wire.write_buffer import WriteBuffer
 
 
 class SigningUpstream(HttpUpstream):
@@ -17,19 +14,8 @@ class SigningUpstream(HttpUpstream):
 
     __slots__ = ("_sign",)
 
-    def __init__(
-        self,
-        health: UpstreamHealth,
-        address: UpstreamAddress,
-        write_buffer: WriteBuffer,
-        turns: TurnQueue,
-        *,
-        limit: int,
-        depth: int,
-        batch: int,
-        sign: Callable[[bytes], bytes],
-    ) -> None:
-        super().__init__(health, address, write_buffer, turns, limit=limit, depth=depth, batch=batch)
+    def __init__(self, health: UpstreamHealth, terms: PoolTerms, sign: Callable[[bytes], bytes]) -> None:
+        super().__init__(health, terms)
         self._sign = sign
 
     def __repr__(self) -> str:

@@ -66,10 +66,13 @@ class UpstreamStream:
         private_words: tuple[str, ...] = (),
         *,
         meter: CreditMeter | None = None,
+        echoes_ids: bool = False,
     ) -> None:
-        """`meter`: counts what the provider bills."""
+        """`meter`: counts what the provider bills. `echoes_ids`: notifications have the form of replies to the call that
+        subscribed, as those of CometBFT."""
         self.label = label
         self._meter = meter
+        self._echoes_ids = echoes_ids
         # See `Upstream.private_words`.
         self.private_words = private_words
         self._client = WebSocketClient(
@@ -152,11 +155,13 @@ class UpstreamStream:
             return
         answer, on_notification = self._pending.get(bytes(message.id), (None, None))
         if answer is None or answer.done():
+            if self._echoes_ids and bytes(message.id) in self._subscriptions:
+                self._subscriptions[bytes(message.id)](bytes(message.result))
             return
         if message.error and bytes(message.error) != jsonrpc.NULL:
             answer.set_exception(SubscriptionRefused(bytes(message.error)))
             return
-        result = bytes(message.result)
+        result = bytes(message.id if self._echoes_ids else message.result)
         if on_notification is not None:
             # At once, because the first notification may be in the same segment.
             self._subscriptions[result] = on_notification

@@ -1,4 +1,5 @@
-"""A WebSocket connection to an upstream, for calls (websocket_upstream) or for subscriptions (upstream_stream).
+"""A WebSocket connection to an upstream, for calls (websocket_upstream) or for subscriptions (upstream_stream), and the link on
+which it is opened, which event streams (upstream_events) use too.
 
 The socket is opened when a message is sent and none is open, or by `open`.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, Protocol
 
 import aiohttp
@@ -52,6 +53,25 @@ class WebSocketLink:
             proxy=self._link.proxy or None,
             server_hostname=self._link.server_name or None,
         )
+
+    async def get(
+        self, session: aiohttp.ClientSession, target: str, headers: Mapping[str, str]
+    ) -> aiohttp.ClientResponse:
+        """The reply to a GET of this target at the same server. Its body has no deadline."""
+        return await session.get(
+            URL(str(self._url.origin()) + target, encoded=True),
+            headers={**headers_of(self._link), **headers, **self._basic()},
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+            allow_redirects=False,
+            proxy=self._link.proxy or None,
+            server_hostname=self._link.server_name or None,
+        )
+
+    def _basic(self) -> dict[str, str]:
+        """The credentials of the URL, which is not sent whole."""
+        if self._url.user is None:
+            return {}
+        return {"Authorization": aiohttp.BasicAuth(self._url.user, self._url.password or "").encode()}
 
 
 class OnLost(Protocol):

@@ -102,9 +102,11 @@ class WebSocketUpstream(Upstream):
             self._queue.sent(call, now)
             self._send(call.sink, call.request[0])
 
-    def stream(self, on_lost: Callable[[], None]) -> UpstreamStream:
-        """A separate connection for subscriptions, not open yet."""
-        return UpstreamStream(self._link, self.label, on_lost, self.private_words, meter=self.health.meter)
+    def stream(self, on_lost: Callable[[], None], *, echoes_ids: bool = False) -> UpstreamStream:
+        """A separate connection for subscriptions, not open yet. See `UpstreamStream`."""
+        return UpstreamStream(
+            self._link, self.label, on_lost, self.private_words, meter=self.health.meter, echoes_ids=echoes_ids
+        )
 
     def leave(self, sink: ReplySink) -> bool:
         """A call that was not sent yet is dropped; the upstream works on one that was."""

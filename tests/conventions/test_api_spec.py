@@ -138,7 +138,7 @@ async def test_public_pages_are_routed(app: App) -> None:
 def test_websocket_is_described_and_every_subscription_type_has_a_price() -> None:
     assert SOCKET in DOCUMENT["info"]["description"]
     assert ROUTES in DOCUMENT["info"]["description"]
-    assert set(PRICES.events) == {"newHeads", "logs", "newPendingTransactions", "syncing", "svm"}
+    assert set(PRICES.events) == {"newHeads", "logs", "newPendingTransactions", "syncing", "svm", "streamed"}
 
 
 def test_endpoints_and_scopes_match_the_specification() -> None:

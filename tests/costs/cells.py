@@ -6,8 +6,10 @@ operation or kind of method is in the matrix without a change here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -15,13 +17,24 @@ import orjson
 
 from proxy.chains.evm.bundler_methods import BUNDLER
 from proxy.chains.family import Method
+from proxy.core.rest_routes import LARGEST_BODY
 from proxy.settings import SCHEMAS, shipped_tables
 from proxy.web import api_spec
 from proxy.web.api_spec import ApiOperation
 from tests.costs.deep_upstream import HEAD
-from tests.costs.hostile_inputs import EVENT_TYPES, TEXTS, Inputs, address, largest_config, log_filter, text_of
+from tests.costs.hostile_inputs import (
+    EVENT_TYPES,
+    MOST_QUERY,
+    TEXTS,
+    Inputs,
+    address,
+    largest_config,
+    log_filter,
+    text_of,
+)
 
-EVM, SVM = "ethereum/mainnet", "solana/mainnet"
+EVM, SVM, BEACON = "ethereum/mainnet", "solana/mainnet", "ethereum-beacon/mainnet"
+COSMOS = "cosmoshub/mainnet"
 # The network of subscriptions. Its head moves on, and no follower reads its blocks.
 MOVING = "base/mainnet"
 # Limits of bodies, in bytes: `server.max_body_bytes`, `webhooks.max_body_bytes` and `bundler.max_body_bytes`.
@@ -117,6 +130,8 @@ def rows() -> Iterator[Row]:
     for name, price in TABLES.prices.paymaster.items():
         yield call_row(f"paymaster {name}", f"/v1/paymaster/{EVM}", Method(name, price=price), BUNDLER_BODY)
     yield Row("batches", "key", lambda _: batches())
+    for name in rest_routes():
+        yield Row(f"rest {name}", "key", partial(rest_requests, name))
 
 
 # Operations of the API spec
@@ -268,6 +283,68 @@ def batches() -> Iterator[Request]:
         yield Request(f"batch of {shape}", "POST", path, b"[" + b",".join(map(call, range(count))) + b"]")
 
 
+# REST routes of upstreams
+
+
+def rest_routes() -> list[str]:
+    """A route of each kind with each verb, and the dearest one."""
+    methods = TABLES.methods["beacon"].values()
+    kinds = {f"{each.name.split()[0]} {_kind(each)}": each.name for each in methods}
+    return sorted({*kinds.values(), max(methods, key=lambda each: each.price).name})
+
+
+def rest_requests(name: str, _: Seeds) -> Iterator[Request]:
+    """Hostile values in every part of a request: path, query, headers and body."""
+    verb, template = name.split(" ")
+    base = f"/v1/rest/{BEACON}"
+    path = base + re.sub(r"\{[a-z_]+\}", "80", template)
+    body = b'{"ids":["1"]}' if verb == "POST" else None
+    yield Request("sample", verb, path, body)
+    for shape, text in REST_PATHS.items():
+        yield Request(f"{shape} as path", verb, f"{base}/{text}", body)
+        if "{" in template:
+            yield Request(f"{shape} in path", verb, base + re.sub(r"\{[a-z_]+\}", text, template), body)
+    for shape, text in REST_QUERIES.items():
+        yield Request(f"{shape} as query", verb, f"{path}?{text}", body)
+    for shape, headers in REST_HEADERS.items():
+        yield Request(shape, verb, path, body, headers=headers)
+    if verb == "POST":
+        for shape in TEXTS:
+            yield Request(shape, verb, path, text_of(shape, LARGEST_BODY - 200))
+        yield Request("not UTF-8", verb, path, b"\xff" * LARGEST_BODY)
+        yield Request("SSZ", verb, path, b"\xff" * LARGEST_BODY, headers={"Content_Type": "application/octet-stream"})
+        yield Request("quotes", verb, path, b'["' + b'\\"' * (LARGEST_BODY // 2 - 200) + b'"]')
+        yield Request("too large", verb, path, b" " * (LARGEST_BODY + 1))
+
+
+# Request lines and headers have at most 8,000 bytes.
+REST_PATHS = {
+    "a long segment": "x" * MOST_QUERY,
+    "an allowed segment": "x" * 500,
+    "many segments": "a/" * (MOST_QUERY // 2) + "a",
+    "encoded letters": "%41" * (MOST_QUERY // 3),
+    "encoded slashes": "%2f" * (MOST_QUERY // 3),
+    "many slashes": "/" * MOST_QUERY,
+    "dots": "../" * (MOST_QUERY // 3),
+    "near a route": "eth/v1/beacon/header/80/" + "x" * 70,
+}
+REST_QUERIES = {
+    "many parameters": "&".join(f"id={number}" for number in range(250)),
+    "too many parameters": "a=&" * (MOST_QUERY // 3),
+    "no parameters": "&" * MOST_QUERY,
+    "encoded letters": "id=" + "%41" * (MOST_QUERY // 3 - 1),
+    "a long value": "id=" + "x" * (MOST_QUERY - 3),
+    "encoded line ends": "id=" + "%0d%0a" * (MOST_QUERY // 6),
+}
+REST_HEADERS: dict[str, dict[str, str]] = {
+    "many types": {"Accept": "a/b;q=0.1," * 800},
+    "many commas": {"Accept": "," * 8000},
+    "many options": {"Accept": "*/*" + ";q=0.1" * 1300},
+    "a long header": {"Eth_Consensus_Version": "x" * 8000},
+    "no type that is served": {"Accept": "text/html"},
+}
+
+
 # Subscriptions
 
 
@@ -345,7 +422,7 @@ FEW = 16
 
 def subscriptions() -> Iterator[Subscriptions]:
     for kind in TABLES.prices.events:
-        if kind == "svm":
+        if kind in ("svm", "streamed"):
             continue
         for shape, params in (EVM_PARAMS.get(kind, {}) | PLAIN).items():
             count = FEW if "old block" in shape else 400
@@ -354,6 +431,12 @@ def subscriptions() -> Iterator[Subscriptions]:
         if method.kind == "subscription" and method.name.endswith("Subscribe"):
             for shape, params in SVM_PARAMS.get(method.name, PLAIN).items():
                 yield Subscriptions(method.name, SVM, method.name, shape, params)
+    queries: Params = {
+        "different queries": lambda number, _: [f"tm.event='Tx' AND app.key='{number}' AND a.b='{'x' * 400}'"],
+        "one query": lambda *_: ["tm.event='NewBlock'"],
+    }
+    for shape, params in queries.items():
+        yield Subscriptions("cosmos subscribe", COSMOS, "subscribe", shape, params)
 
 
 def _named(kind: str, params: Callable[[int, int], list[Any]]) -> Callable[[int, int], list[Any]]:

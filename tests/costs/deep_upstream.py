@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from bisect import bisect_left
 from collections import Counter
@@ -11,6 +12,9 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from proxy.core.rest_routes import RouteTable, segments_of
+from proxy.settings import shipped_tables
+from tests.beacon_stub import BeaconStub, is_poll
 from tests.bundler_harness import ScriptedBundler
 from tests.costs.hostile_inputs import address, topic
 from tests.rpc_upstreams import Call, Chain, ScriptedUpstream
@@ -186,6 +190,24 @@ class DeepUpstream(NotingUpstream, ScriptedBundler):
         return _traces
 
 
+class NotingBeacon(BeaconStub):
+    """A beacon node that notes the routes of its requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted = NotedCalls()
+        self._routes = RouteTable(shipped_tables().methods["beacon"])
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        methods, _ = self._routes.find(segments_of(request.raw_path.partition("?")[0]))
+        if not is_poll(request):
+            self.noted.note(methods.get(request.method, ""), ())
+        found = await super().serve(request)
+        self.targets.clear()
+        self.headers.clear()
+        return found
+
+
 class PolledSvmUpstream(NotingUpstream, SvmUpstream):
     """A Solana upstream without a WebSocket: the service polls it."""
 
@@ -193,3 +215,55 @@ class PolledSvmUpstream(NotingUpstream, SvmUpstream):
         account = {"lamports": slot, "owner": params[0], "data": ["", "base64"], "executable": False, "rentEpoch": 0}
         found = [{"pubkey": params[0], "account": {**account, "space": 0}}]
         return {"context": {"slot": slot}, "value": found} if len(params) > 1 else found
+
+
+class QueryUpstream:
+    """A node of CometBFT that has an event for every query, four times a second."""
+
+    def __init__(self, chain: str) -> None:
+        self.noted = NotedCalls()
+        self._chain = chain
+        self._runner: web.AppRunner | None = None
+        self.port = 0
+
+    def __repr__(self) -> str:
+        return f"<QueryUpstream :{self.port}>"
+
+    async def open(self) -> None:
+        application = web.Application()
+        application.router.add_post("/", self._answer)
+        application.router.add_get("/websocket", self._stream)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.05)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def close(self) -> None:
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+    def _status(self) -> dict[str, Any]:
+        head = {"latest_block_height": "100", "latest_block_hash": "AB" * 32, "earliest_block_height": "1"}
+        return {"node_info": {"network": self._chain}, "sync_info": {**head, "catching_up": False}}
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        call = orjson.loads(await request.read())
+        if call["method"] != "status":
+            self.noted.note(call["method"], ())
+        return _json({"jsonrpc": "2.0", "id": call["id"], "result": self._status()})
+
+    async def _stream(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        async for message in socket:
+            call = orjson.loads(message.data)
+            result = self._status() if call["method"] == "status" else {}
+            await socket.send_str(_reply(call["id"], result))
+            while call["method"] == "subscribe" and not socket.closed:
+                await asyncio.sleep(0.25)
+                await socket.send_str(_reply(call["id"], {"query": "x", "data": {"value": "y" * 500}}))
+        return socket
+
+
+def _reply(id_: Any, result: Any) -> str:
+    return orjson.dumps({"jsonrpc": "2.0", "id": id_, "result": result}).decode()

@@ -20,8 +20,9 @@ from proxy.settings import load_tables
 from proxy.store.postgres.keys import KeyStore, LimitChange
 from proxy.store.postgres.pool import Pool
 from proxy.store.postgres.sessions import SessionStore
-from tests.costs.cells import EVM, MOVING, SVM
-from tests.costs.deep_upstream import HEAD, DeepUpstream, PolledSvmUpstream
+from tests.beacon_stub import serving
+from tests.costs.cells import BEACON, COSMOS, EVM, MOVING, SVM
+from tests.costs.deep_upstream import HEAD, DeepUpstream, NotingBeacon, PolledSvmUpstream, QueryUpstream
 from tests.dashboard.service import PASSWORD, Client, DashboardService
 from tests.flows import production
 from tests.flows.production import OPEN_EGRESS, PEPPER, Production
@@ -38,7 +39,8 @@ PAYMASTER = "0x" + "22" * 20
 _serial = itertools.count(1)
 
 
-def settings_text(database: str, evm: str, moving: str, svm: str, signer: Path) -> str:
+def settings_text(database: str, evm: str, moving: str, svm: str, more: str, signer: Path) -> str:
+    """`more`: blocks of other upstreams."""
     return f"""
 [server]
 port = 0
@@ -73,6 +75,7 @@ url = "{moving}"
 [[upstreams]]
 network = "{SVM}"
 url = "{svm}"
+{more}
 [[bundlers]]
 network = "{EVM}"
 url = "{evm}"
@@ -104,6 +107,8 @@ class CostService:
     evm: DeepUpstream
     moving: DeepUpstream
     svm: PolledSvmUpstream
+    beacon: NotingBeacon
+    cosmos: QueryUpstream
     receiver: Receiver
     worker: int
     _read_to: int = 0
@@ -163,8 +168,8 @@ class CostService:
 
     def calls(self, began: float, ended: float) -> Counter[str]:
         """The upstream calls in this time, by method."""
-        upstreams = (self.evm, self.moving, self.svm)
-        return sum((each.noted.between(began, ended) for each in upstreams), Counter())
+        notes = [each.noted for each in (self.evm, self.moving, self.svm)] + [self.beacon.noted, self.cosmos.noted]
+        return sum((each.between(began, ended) for each in notes), Counter())
 
     async def units_of(self, account: str) -> int:
         query = """select coalesce(sum(units), 0) from usage join usage_series on id = series
@@ -211,15 +216,19 @@ async def running_service(database: str, home: Path) -> AsyncIterator[CostServic
     async with AsyncExitStack() as stack:
         evm, moving = (DeepUpstream(Chain(head=HEAD, identity=identity(network))) for network in (EVM, MOVING))
         svm = PolledSvmUpstream(SvmChain(head=1000, identity=identity(SVM)))
-        receiver = Receiver()
-        for each in (evm, moving, svm, receiver):
+        receiver, cosmos = Receiver(), QueryUpstream(identity(COSMOS))
+        for each in (evm, moving, svm, receiver, cosmos):
             await each.open()
             stack.push_async_callback(each.close)
+        beacon = await stack.enter_async_context(serving(NotingBeacon()))
+        others = [(BEACON, beacon.url), (COSMOS, f"http://127.0.0.1:{cosmos.port}/")]
+        others.append((COSMOS, f"ws://127.0.0.1:{cosmos.port}/websocket"))
+        more = "\n".join(f'[[upstreams]]\nnetwork = "{network}"\nurl = "{url}"' for network, url in others)
         signer = home / "signer"
         signer.write_text(SIGNER)
         signer.chmod(0o600)
         config = home / "settings.toml"
-        config.write_text(settings_text(database, evm.url, moving.url, svm.url, signer))
+        config.write_text(settings_text(database, evm.url, moving.url, svm.url, more, signer))
         running = await production.start(config, home / "log", "")
         stack.push_async_callback(production.stop, running)
         pool = Pool(database, size=4, acquire_timeout_s=10.0)
@@ -230,4 +239,4 @@ async def running_service(database: str, home: Path) -> AsyncIterator[CostServic
         keys = KeyStore(pool, pepper=PEPPER, plans={name: plan.keys for name, plan in load_tables().plans.items()})
         dashboard = DashboardService(running, database, pool, keys, SessionStore(pool, pepper=PEPPER), [])
         (worker,) = running.worker_pids()
-        yield CostService(running, connection, dashboard, evm, moving, svm, receiver, worker)
+        yield CostService(running, connection, dashboard, evm, moving, svm, beacon, cosmos, receiver, worker)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.access import AllowedUses
+from proxy.core.access import AllowedUses, Key, Limits
 from proxy.core.rest_routes import template_fault
 from tests.beacon_stub import LARGE_STATE, BeaconStub, beacon_stub
 from tests.client_scripts import run_script
@@ -22,6 +22,7 @@ from tests.web.worker import on_uvloop, running_worker
 
 NETWORK = "ethereum-beacon/mainnet"
 HEADERS = "/eth/v1/beacon/headers"
+VALIDATORS = "/eth/v1/beacon/states/finalized/validators"
 
 
 class RestHarness(NetworkHarness):
@@ -145,6 +146,77 @@ async def test_client_that_leaves_a_large_body_frees_its_upstream_connection() -
         await until(lambda: asyncio.sleep(0, not any(each.in_flight() for each in harness.route.upstreams)))
 
 
+def counted(key: Key) -> tuple[int, int, int]:
+    """Results, errors and units in the usage of a key."""
+    tallies = key.tallies.values()
+    return (
+        sum(each.results for each in tallies),
+        sum(each.errors for each in tallies),
+        sum(each.units for each in tallies),
+    )
+
+
+@on_uvloop
+async def test_large_body_counts_although_its_client_leaves() -> None:
+    async with rest_harness() as harness:
+        key = harness.worker.add_key("leaver")
+        target = f"/v1/rest/{NETWORK}/eth/v2/debug/beacon/states/head"
+        async with await harness.worker.connect() as client:
+            client.writer.write(harness.request(target, key="leaver", Accept="*/*"))
+            await client.reader.readexactly(1000)
+        await until(lambda: asyncio.sleep(0, counted(key) == (1, 0, 72)))
+
+
+@on_uvloop
+async def test_body_that_an_upstream_breaks_off_is_cut_off_and_free() -> None:
+    async with rest_harness() as harness:
+        key = harness.worker.add_key("unlucky")
+        harness.stubs[0].breaks_states = True
+        async with await harness.worker.connect() as client:
+            target = f"/v1/rest/{NETWORK}/eth/v2/debug/beacon/states/head"
+            client.writer.write(harness.request(target, key="unlucky", Accept="*/*"))
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+                await client.reader.readexactly(LARGE_STATE)
+        await until(lambda: asyncio.sleep(0, sum(each.upstream_faults for each in key.tallies.values()) == 1))
+        assert counted(key) == (0, 0, 0)
+
+
+UNREADABLE: dict[str, dict[str, Any]] = {
+    "an encoded slash": {"path": "/eth/v1/beacon/headers/%2f"},
+    "an unknown route": {"path": "/eth/v1/beacon/nothing"},
+    "another verb": {"path": f"{HEADERS}/80", "verb": "POST", "body": b"{}"},
+    "no type that is served": {"path": f"{HEADERS}/80", "Accept": "text/html"},
+    "a header that is too long": {"path": f"{HEADERS}/80", "Eth_Consensus_Version": "x" * 300},
+    "a directive that is not valid": {"path": f"{HEADERS}/80", "X_Min_Block": "many"},
+    "a query with control characters": {"path": f"{HEADERS}/80?x=%00"},
+    "a body of another type": {"path": VALIDATORS, "verb": "POST", "body": b"x", "Content_Type": "text/plain"},
+    "a body that is not UTF-8": {"path": VALIDATORS, "verb": "POST", "body": b"\xff\xfe"},
+    "a body that is too large": {"path": VALIDATORS, "verb": "POST", "body": b" " * (2 << 20)},
+}
+
+
+@on_uvloop
+@pytest.mark.parametrize("why", UNREADABLE)
+async def test_request_that_cannot_be_read_is_charged_counted_and_limited(why: str) -> None:
+    async with rest_harness() as harness:
+        key = harness.worker.add_key("poor", limits=Limits(5, 1000, 0))
+        replies = [await harness.get(**UNREADABLE[why], key="poor") for _ in range(8)]
+        refused = [each for each in replies if each.status == 429]
+        read = [each for each in replies if each.status != 429]
+        assert {each.status // 100 for each in read} == {4}
+        assert {each.headers["x-compute-units"] for each in read} == {"1"}
+        assert counted(key) == (0, len(read), len(read))
+        assert refused
+
+
+@on_uvloop
+async def test_large_body_that_cannot_be_read_costs_its_size() -> None:
+    async with rest_harness() as harness:
+        reply = await harness.get(VALIDATORS, verb="POST", body=b"\xff" * 200_000)
+        assert (reply.status, reply.json["error"]["reason"]) == (400, "body")
+        assert int(reply.headers["x-compute-units"]) > 10
+
+
 @on_uvloop
 async def test_not_found_is_the_upstreams_reply() -> None:
     async with rest_harness() as harness:
@@ -191,7 +263,7 @@ async def test_upstream_of_another_chain_is_not_asked() -> None:
 @on_uvloop
 async def test_post_with_a_body_is_a_read() -> None:
     async with rest_harness() as harness:
-        path = "/eth/v1/beacon/states/finalized/validators"
+        path = VALIDATORS
         reply = await harness.get(path, verb="POST", body=b'{"ids":["1","2"]}')
         assert reply.json["data"] == {"ids": ["1", "2"]}
         assert (await harness.get(path, verb="POST", body=b'{"ids":["1","2"]}')).headers["x-cache"] == "hit"

@@ -16,7 +16,7 @@ from proxy.settings import LinkSettings
 from proxy.turn_queue import TurnQueue
 from proxy.wire.address import UpstreamAddress
 from proxy.wire.http1 import ReplyHeaders
-from proxy.wire.http_upstream import HttpUpstream
+from proxy.wire.http_upstream import HttpUpstream, PoolTerms
 from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
 from proxy.wire.write_buffer import WriteBuffer
 from tests.wire.upstreams import Script, Scripted, stub
@@ -109,15 +109,8 @@ async def pool(
     async with Scripted(script, tls) as server:
         loop = asyncio.get_running_loop()
         turn = turn or WriteBuffer(loop)
-        upstream = HttpUpstream(
-            UpstreamHealth("test#1"),
-            UpstreamAddress.of(LinkSettings(url=server.url, ca=ca)),
-            turn,
-            TurnQueue(loop),
-            limit=limit,
-            depth=depth,
-            batch=1,
-        )
+        address = UpstreamAddress.of(LinkSettings(url=server.url, ca=ca))
+        upstream = HttpUpstream(UpstreamHealth("test#1"), PoolTerms(address, turn, TurnQueue(loop), limit, depth))
         try:
             yield upstream, server
         finally:

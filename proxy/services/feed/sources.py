@@ -45,14 +45,21 @@ class FeedSource:
 
 
 class FeedSources:
-    def __init__(self, route: Route, *, subscribe_method: str, poll_method: str | None) -> None:
+    def __init__(
+        self,
+        route: Route,
+        *,
+        subscribe_method: str,
+        poll_method: str | None,
+        streaming: type[Upstream] = WebSocketUpstream,
+    ) -> None:
         """Upstreams qualify if they allow the method that starts a stream, or the one that polls. Without a `poll_method`
-        nothing is polled."""
+        nothing is polled. `streaming`: the upstreams that push events."""
         self._route = route
         streamed = [
             FeedSource(each, streams=True)
             for each in route.every_upstream
-            if isinstance(each, WebSocketUpstream) and each.health.may_serve(subscribe_method)
+            if isinstance(each, streaming) and each.health.may_serve(subscribe_method)
         ]
         polled = [
             FeedSource(each, streams=False)
@@ -63,6 +70,9 @@ class FeedSources:
 
     def __repr__(self) -> str:
         return f"<FeedSources {', '.join(map(repr, self._sources))}>"
+
+    def __len__(self) -> int:
+        return len(self._sources)
 
     @property
     def is_empty(self) -> bool:
@@ -93,6 +103,12 @@ class FeedSources:
         """Whether no higher-ranked source is ready and healthy."""
         before = self._sources[: self._sources.index(source)]
         return not any(each.retry_at <= now and self._is_healthy(each, now) for each in before)
+
+    def has_better(self, source: FeedSource, now: float) -> bool:
+        """Whether the source is not healthy, and another one is."""
+        return not self._is_healthy(source, now) and any(
+            each.retry_at <= now and _is_ours(each) and self._is_healthy(each, now) for each in self._sources
+        )
 
     async def has_successor(self, source: FeedSource, clock: Callable[[], float]) -> bool:
         """Whether a higher-ranked source can take over. Notifications are lost while a stream is replaced, so one that pushes

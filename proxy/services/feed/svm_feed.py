@@ -15,15 +15,13 @@ from collections.abc import Callable
 import msgspec
 
 from proxy.core import jsonrpc, upstream_errors
-from proxy.errors import Unavailable
 from proxy.services.feed.account_queue import AccountQueue
+from proxy.services.feed.channel import FeedChannel
 from proxy.services.feed.demand import Demand
 from proxy.services.feed.feed_terms import FeedTerms
 from proxy.services.feed.sources import FeedSource, FeedSources, SourceFailed
-from proxy.services.feed.svm_channel import SvmChannel
 from proxy.services.feed.svm_poller import POLLED, SvmPoller
 from proxy.services.feed.topics import FeedEvent, Listener, Topic, refusal
-from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.networks import Route
 from proxy.wire.upstream_stream import StreamLost, SubscriptionRefused, UpstreamStream
 from proxy.wire.websocket_upstream import WebSocketUpstream
@@ -33,7 +31,6 @@ UNSUBSCRIBE_METHODS = {
     f"{kind}Subscribe": f"{kind}Unsubscribe"
     for kind in ("account", "block", "logs", "program", "root", "signature", "slot", "slotsUpdates", "vote")
 }
-READY_S = 10.0
 # How often to check for a better source.
 CHECK_S = 1.0
 # How long a stream may take to open before topics are polled.
@@ -66,9 +63,9 @@ class SvmFeed:
         self._route = route
         self._clock = clock
         self._sources = FeedSources(route, subscribe_method="slotSubscribe", poll_method=None)
-        self._channels: dict[Topic, SvmChannel] = {}
+        self._channels: dict[Topic, FeedChannel] = {}
         # Channels that have to be subscribed or unsubscribed on the current stream.
-        self._todo: AccountQueue[SvmChannel] = AccountQueue()
+        self._todo: AccountQueue[FeedChannel] = AccountQueue()
         self._last_slot = 0
         self._notified_at = 0.0
         # Whether an upstream with a WebSocket is connected, since when none is, and whether upstreams can be polled.
@@ -87,24 +84,12 @@ class SvmFeed:
         self._check(topic)
         channel = self._channels.get(topic)
         if channel is None:
-            channel = self._channels[topic] = SvmChannel(topic)
+            channel = self._channels[topic] = FeedChannel(topic)
             self._todo.put(listener.account, channel)
         channel.listeners.add(listener)
         self._demand.changed()
-        try:
-            async with asyncio.timeout(READY_S):
-                await channel.settled.wait()
-        except TimeoutError:
-            self.unsubscribe(topic, listener)
-            raise Unavailable(
-                f"the subscription was not confirmed in time: no upstream of {self._route.network.id} replies, or the account "
-                "has no compute units for the calls; try again later"
-            ) from None
-        except asyncio.CancelledError:
-            self.unsubscribe(topic, listener)
-            raise
-        if channel.refused:
-            raise RpcError(channel.refused)
+        why_not = f"no upstream of {self._route.network.id} replies, or the account has no compute units for the calls"
+        await channel.until_settled(lambda: self.unsubscribe(topic, listener), why_not)
 
     async def subscribe_from(self, topic: Topic, listener: Listener, from_block: int) -> None:
         self.check_from(topic, from_block)
@@ -147,17 +132,17 @@ class SvmFeed:
 
     # Polling
 
-    def _polled(self) -> list[SvmChannel]:
+    def _polled(self) -> list[FeedChannel]:
         return [channel for channel in self._channels.values() if self._is_polled(channel)]
 
-    def _is_polled(self, channel: SvmChannel) -> bool:
+    def _is_polled(self, channel: FeedChannel) -> bool:
         if self._channels.get(channel.topic) is not channel or channel.topic.kind not in POLLED:
             return False
         if not self._can_poll or self._sources.is_empty or channel.is_polled:
             return self._can_poll
         return not self._is_streaming and self._clock() - self._unstreamed_at > PATIENCE_S
 
-    def _drop(self, channel: SvmChannel) -> None:
+    def _drop(self, channel: FeedChannel) -> None:
         if self._channels.get(channel.topic) is channel:
             del self._channels[channel.topic]
             self._poller.release(channel)
@@ -193,7 +178,7 @@ class SvmFeed:
 
     def _lose(self, lost: asyncio.Event) -> None:
         lost.set()
-        self._todo.put("", SvmChannel(Topic("")))  # Wakes `_work`.
+        self._todo.put("", FeedChannel(Topic("")))  # Wakes `_work`.
 
     async def _work(self, stream: UpstreamStream) -> None:
         """Update the next few channels, each once. A channel that is queued again meanwhile is handled in the next round."""
@@ -210,7 +195,7 @@ class SvmFeed:
         if lost := next(filter(None, (task.result() for task in tasks)), None):
             raise lost
 
-    async def _update(self, stream: UpstreamStream, channel: SvmChannel) -> StreamLost | None:
+    async def _update(self, stream: UpstreamStream, channel: FeedChannel) -> StreamLost | None:
         """Subscribe a channel that has listeners, unsubscribe one that has none any more."""
         try:
             if self._channels.get(channel.topic) is channel:
@@ -226,7 +211,7 @@ class SvmFeed:
         if has_slots and self._clock() - self._notified_at > SILENT_S:
             raise SourceFailed("it went silent")
 
-    async def _subscribe(self, stream: UpstreamStream, channel: SvmChannel) -> None:
+    async def _subscribe(self, stream: UpstreamStream, channel: FeedChannel) -> None:
         if channel.subscription:
             return
         try:
@@ -246,7 +231,7 @@ class SvmFeed:
             stream.forget(channel.subscription)  # Its only notification may have come with the confirmation.
         channel.settled.set()
 
-    def _on_notification(self, stream: UpstreamStream, channel: SvmChannel, result: bytes) -> None:
+    def _on_notification(self, stream: UpstreamStream, channel: FeedChannel, result: bytes) -> None:
         self._notified_at = self._clock()
         try:
             notification = _notification(result)

@@ -26,8 +26,8 @@ import msgspec
 from proxy.chains.svm.polled_params import COMMITMENTS, PolledParams, read_polled
 from proxy.core import jsonrpc
 from proxy.errors import Fault, RateLimited, Unavailable
+from proxy.services.feed.channel import FeedChannel
 from proxy.services.feed.feed_terms import FeedTerms
-from proxy.services.feed.svm_channel import SvmChannel
 from proxy.services.feed.svm_polls import (
     AccountWatch,
     Ask,
@@ -94,7 +94,7 @@ class _PollWork:
     """Calls for some channels that one account pays for."""
 
     account: str
-    channels: Sequence[SvmChannel]
+    channels: Sequence[FeedChannel]
     run: Callable[[Ask], Awaitable[None]]
 
 
@@ -105,10 +105,10 @@ class SvmPoller:
         self,
         route: Route,
         terms: FeedTerms,
-        channels: Callable[[], list[SvmChannel]],
+        channels: Callable[[], list[FeedChannel]],
         *,
-        wants: Callable[[SvmChannel], bool],
-        end: Callable[[SvmChannel], None],
+        wants: Callable[[FeedChannel], bool],
+        end: Callable[[FeedChannel], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._route = route
@@ -118,14 +118,14 @@ class SvmPoller:
         self._end = end
         self._clock = clock
         self._poll_s = min(max(route.network.facts.block_time_s / 3, SHORTEST_POLL_S), LONGEST_POLL_S)
-        self._polls: WeakKeyDictionary[SvmChannel, TopicPoll] = WeakKeyDictionary()
-        self._accounts: WeakKeyDictionary[SvmChannel, AccountWatch] = WeakKeyDictionary()
-        self._signatures: WeakKeyDictionary[SvmChannel, PolledParams] = WeakKeyDictionary()
+        self._polls: WeakKeyDictionary[FeedChannel, TopicPoll] = WeakKeyDictionary()
+        self._accounts: WeakKeyDictionary[FeedChannel, AccountWatch] = WeakKeyDictionary()
+        self._signatures: WeakKeyDictionary[FeedChannel, PolledParams] = WeakKeyDictionary()
         # Channels that are being polled, and when programs are due again.
-        self._busy: set[SvmChannel] = set()
-        self._due_at: WeakKeyDictionary[SvmChannel, float] = WeakKeyDictionary()
+        self._busy: set[FeedChannel] = set()
+        self._due_at: WeakKeyDictionary[FeedChannel, float] = WeakKeyDictionary()
         # For each channel, the account whose memory holds its last state, and the bytes.
-        self._held: dict[SvmChannel, tuple[str, int]] = {}
+        self._held: dict[FeedChannel, tuple[str, int]] = {}
         # Accounts that will have no units for a long time, and when they are tried again.
         self._resting: dict[str, float] = {}
 
@@ -150,7 +150,7 @@ class SvmPoller:
         for channel in [*self._held]:
             self.release(channel)
 
-    def release(self, channel: SvmChannel) -> None:
+    def release(self, channel: FeedChannel) -> None:
         """The channel has ended: its memory is free."""
         if (held := self._held.pop(channel, None)) is not None:
             self._terms.topic_memory.give_back(*held)
@@ -200,9 +200,9 @@ class SvmPoller:
 
     # The work of one round
 
-    def _work(self, channels: list[SvmChannel], slots: NewestSlots) -> Iterator[_PollWork]:
-        accounts: defaultdict[tuple[str, bytes], list[SvmChannel]] = defaultdict(list)
-        signatures: defaultdict[str, list[SvmChannel]] = defaultdict(list)
+    def _work(self, channels: list[FeedChannel], slots: NewestSlots) -> Iterator[_PollWork]:
+        accounts: defaultdict[tuple[str, bytes], list[FeedChannel]] = defaultdict(list)
+        signatures: defaultdict[str, list[FeedChannel]] = defaultdict(list)
         now = self._clock()
         self._resting = {account: until for account, until in self._resting.items() if until > now}
         for channel in channels:
@@ -224,7 +224,7 @@ class SvmPoller:
                 wanted = [self._signatures[channel] for channel in part]
                 yield _PollWork(payer, part, partial(self._read_signatures, part, wanted))
 
-    def _next_payer(self, channel: SvmChannel) -> str | None:
+    def _next_payer(self, channel: FeedChannel) -> str | None:
         """The account whose turn it is to pay for a channel; None if no account can."""
         for account in channel.listeners.accounts:
             if account not in self._resting:
@@ -232,7 +232,7 @@ class SvmPoller:
                 return account
         return None
 
-    def _is_ready(self, channel: SvmChannel) -> bool:
+    def _is_ready(self, channel: FeedChannel) -> bool:
         """Read the params of a new channel. False if they are not valid."""
         if channel in self._polls or channel in self._accounts or channel in self._signatures:
             return True
@@ -251,14 +251,14 @@ class SvmPoller:
             self._polls[channel] = _POLLS[kind](params)
         return True
 
-    def _refuse(self, channel: SvmChannel, error: bytes) -> None:
+    def _refuse(self, channel: FeedChannel, error: bytes) -> None:
         """Keep polling a confirmed topic: the error may be temporary."""
         if not channel.settled.is_set():
             channel.refused = error
             self._end(channel)
             channel.settled.set()
 
-    async def _poll(self, channel: SvmChannel, poll: TopicPoll, slots: NewestSlots, payer: str, ask: Ask) -> None:
+    async def _poll(self, channel: FeedChannel, poll: TopicPoll, slots: NewestSlots, payer: str, ask: Ask) -> None:
         if channel.topic.kind == "programSubscribe":
             self._due_at[channel] = self._clock() + PROGRAM_POLL_S
         try:
@@ -270,7 +270,7 @@ class SvmPoller:
             return
         self._publish(channel, events)
 
-    def _hold(self, channel: SvmChannel, account: str, size: int) -> bool:
+    def _hold(self, channel: FeedChannel, account: str, size: int) -> bool:
         """Count the last state of a channel as memory of the account. If its account has no room for it, end the channel and
         return False."""
         self.release(channel)
@@ -284,7 +284,7 @@ class SvmPoller:
             listener.on_end(RateLimited(NO_MEMORY, retry_after_s=1))
         return False
 
-    async def _read_accounts(self, channels: Sequence[SvmChannel], watches: Sequence[AccountWatch], ask: Ask) -> None:
+    async def _read_accounts(self, channels: Sequence[FeedChannel], watches: Sequence[AccountWatch], ask: Ask) -> None:
         params = [[watch.params.target for watch in watches], watches[0].config]
         try:
             reply = read_in_context(await ask("getMultipleAccounts", params))
@@ -295,7 +295,7 @@ class SvmPoller:
         for channel, watch, value in zip(channels, watches, read_accounts(reply.value), strict=True):
             self._publish(channel, watch.saw(reply.context.slot, value))
 
-    async def _read_signatures(self, channels: Sequence[SvmChannel], wanted: Sequence[PolledParams], ask: Ask) -> None:
+    async def _read_signatures(self, channels: Sequence[FeedChannel], wanted: Sequence[PolledParams], ask: Ask) -> None:
         reply = read_in_context(await ask("getSignatureStatuses", [[each.target for each in wanted]]))
         for channel, params, status in zip(channels, wanted, read_statuses(reply.value), strict=True):
             if status is not None and is_reached(status, params.commitment):
@@ -303,7 +303,7 @@ class SvmPoller:
                 self._publish(channel, [in_context(reply.context.slot, value, last=True)])
                 self._end(channel)
 
-    def _publish(self, channel: SvmChannel, events: list[FeedEvent]) -> None:
+    def _publish(self, channel: FeedChannel, events: list[FeedEvent]) -> None:
         channel.settled.set()
         # It may have been unsubscribed, or an upstream may stream it by now.
         if self._wants(channel):
@@ -311,6 +311,6 @@ class SvmPoller:
                 channel.publish(event)
 
 
-def _parts(channels: list[SvmChannel], size: int) -> Iterator[list[SvmChannel]]:
+def _parts(channels: list[FeedChannel], size: int) -> Iterator[list[FeedChannel]]:
     for start in range(0, len(channels), size):
         yield channels[start : start + size]

@@ -162,6 +162,9 @@ class PendingReply(CallerState, WholeResultWaiter):
         if self._future is not None:
             self._future.cancel()
 
+    def drop(self) -> None:
+        """The client has left. Subclasses give back the memory that they hold for the reply."""
+
     @property
     def answered_by(self) -> Upstream | None:
         """The upstream whose reply arrived last."""

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from proxy.errors import BROKEN_REPLY
+from proxy.errors import BROKEN_REPLY, InternalError
 from proxy.services.rpc.calls import PendingReply
 from proxy.services.rpc.held_body import NO_ROOM, ReplyShare
 from proxy.wire.upstream import Piece, UpstreamConnection
@@ -22,7 +22,7 @@ _BODY: Final = b',"body":'
 class StreamedReply(PendingReply):
     """The reply to one request. A large body is received in pieces, which `pieces` has until they are written."""
 
-    __slots__ = ("_connection", "_share", "_unread", "_woken", "is_broken", "is_whole", "length", "pieces")
+    __slots__ = ("_connection", "_failure", "_share", "_unread", "_woken", "is_whole", "length", "pieces")
     streams = True
 
     def __init__(self, share: ReplyShare) -> None:
@@ -35,7 +35,8 @@ class StreamedReply(PendingReply):
         # The length of a body in pieces, if it is known.
         self.length: int | None = None
         self.is_whole = False
-        self.is_broken = False
+        # Why there is no more of the body.
+        self._failure: Exception | None = None
 
     @property
     def is_streamed(self) -> bool:
@@ -69,24 +70,31 @@ class StreamedReply(PendingReply):
         self._woken.set()
 
     def on_stream_broken(self) -> None:
-        self.is_broken = True
+        self._fail(InternalError(BROKEN_REPLY, reason="upstream"))
+
+    def _fail(self, failure: Exception) -> None:
+        self._failure = failure
         self._woken.set()
 
     def _evict(self) -> None:
         """Other calls need the connection, and the client does not read."""
         self.leave()
-        self.on_stream_broken()
+        self._fail(ConnectionAbortedError("the client did not read the reply"))
 
     def leave(self) -> None:
-        if self.flight is not None and not self.is_whole and not self.is_broken:
+        if self.flight is not None and not self.is_whole and self._failure is None:
             self.flight.leave(self)
 
+    def drop(self) -> None:
+        self.leave()
+        self._share.give_all()
+
     async def next_piece(self) -> bytes:
-        """The next piece of the body; empty at its end. Raises ConnectionError if the upstream has failed: a reply that has
-        begun can only be cut off."""
+        """The next piece of the body; empty at its end. Raises InternalError if the upstream has failed, and ConnectionError if
+        the client reads too slowly: a reply that has begun can only be cut off."""
         while not self.pieces:
-            if self.is_broken:
-                raise ConnectionError(BROKEN_REPLY)
+            if self._failure is not None:
+                raise self._failure
             if self.is_whole:
                 return b""
             self._woken.clear()

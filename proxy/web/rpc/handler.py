@@ -10,29 +10,25 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from aiohttp import web
 
-from proxy import telemetry
-from proxy.chains.families import family_of
 from proxy.core import fault_plans, jsonrpc
 from proxy.core.access import Key
 from proxy.core.fault_plans import FaultPlan
 from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.core.pricing import request_units
-from proxy.core.usage import Outcome, outcome_of
-from proxy.errors import Fault, NotFound
+from proxy.errors import Fault
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.calls import HeldResultWaiter, PendingReply, RpcError
-from proxy.services.rpc.flights import cost_of
 from proxy.services.rpc.held_body import NO_ROOM, HeldBody, ReplyShare
-from proxy.services.rpc.method_policy import ANY_SCOPE, invented_name_of, method_of
+from proxy.services.rpc.method_policy import ANY_SCOPE
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.rpc_service import RpcService, fault_of
 from proxy.tracing import below, traced
 from proxy.web.api_middleware import ApiMiddleware
 from proxy.web.fault_injection import plan_for
-from proxy.web.front.handler_connection import HandlerConnection
-from proxy.web.network_resolver import NetworkResolver
+from proxy.web.network_resolver import NetworkResolver, require_json_rpc
 from proxy.web.request_directives import directives_of
 from proxy.web.request_state import STATE
+from proxy.web.rpc.single_call import SingleCalls, result_or_leave
 
 JSON_TYPE = {"Content-Type": "application/json"}
 
@@ -72,6 +68,10 @@ class HeldReply(HeldResultWaiter, PendingReply):
     def on_waited(self, waited_s: float) -> None:
         PendingReply.on_waited(self, waited_s)
 
+    def drop(self) -> None:
+        self.drop_held()
+        self._share.give_all()
+
 
 class HeldResponse(web.Response):
     """A reply whose memory is given back once it is written, or dropped."""
@@ -107,18 +107,15 @@ class RpcHandler:
         self._rpc = rpc
         self._operation = operation
         self._scopes = scopes
-        self._shows_upstream = shows_upstream
+        self._calls = SingleCalls(api, rpc, shows_upstream)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         state = request[STATE]
         with below(state.span, "admission"):
             key = self._api.authentication.authenticate(request, self._operation)
             route = self._resolver.route(key, self._scopes, request.match_info["chain"], request.match_info["network"])
-        if self._operation == "rpc_call" and family_of(route.network).rest is not None:
-            raise NotFound(
-                f"the network {route.network.id} has no JSON-RPC: use its routes at /v1/rest/{route.network.id}/",
-                reason="network",
-            )
+        if self._operation == "rpc_call":
+            require_json_rpc(route.network)
         body = await self._api.bodies.read_body(request, most=route.max_body)
         state.network = route.network.id
         state.directives = traced(directives_of(request, key, route.labels), state.span)
@@ -167,41 +164,15 @@ class RpcHandler:
 
     async def _single(self, request: web.Request, route: Route, key: Key, call: RawCall) -> tuple[bytes, ReplyShare]:
         share = self._rpc.reply_share(key.account.id)
-        pending = HeldReply(share)
-        began = time.monotonic()
-        state, accounting = request[STATE], self._api.accounting
-        state.method, state.params = "", call[1]
-        with below(state.span, "cache") as looking:
-            self._rpc.call(pending, route, key, call, began, directives=state.directives)
-            if looking is not None:
-                looking.set({"penstock.cache": pending.cache})
-        state.method, state.invented_name = method_of(pending.policy), invented_name_of(pending.policy)
-        try:
-            reply = jsonrpc.result_reply(call[2], await result_or_leave(request, pending))
-            outcome: Outcome = "results"
-        except RpcError as exc:
-            reply = jsonrpc.error_reply(call[2], exc.error)
-            outcome = "errors"
-            state.failure = exc.error.decode("utf-8", "replace")
-        except Fault as fault:
-            pending.units = accounting.refund(key, fault, pending.units)
-            state.units = pending.units or None
-            accounting.count(key, pending, outcome_of(fault), time.monotonic() - began)
-            raise
-        except asyncio.CancelledError:
-            pending.drop_held()
-            share.give_all()
-            raise
-        finally:
-            state.flight, state.cost = pending.flight, cost_of(pending.flight, pending.cache)
-        took_s = time.monotonic() - began
-        accounting.count(key, pending, outcome, took_s)
-        if state.span is not None and pending.policy is not None:
-            telemetry.exemplars.note(pending.policy.tally.labels, took_s, state.span.trace_id, time.time())
-        state.units, state.cache, state.block = pending.units, pending.cache, pending.reached
-        if self._shows_upstream and pending.flight is not None:
-            state.upstream = pending.flight.answered_label
-        return (reply if call[2] else b""), share
+
+        async def finish(found: bytes | RpcError) -> bytes:
+            if not call[2]:
+                return b""
+            if isinstance(found, RpcError):
+                return jsonrpc.error_reply(call[2], found.error)
+            return jsonrpc.result_reply(call[2], found)
+
+        return await self._calls.serve(request, (route, key, call), HeldReply(share), finish), share
 
     async def _batch(self, request: web.Request, route: Route, key: Key, body: bytes) -> tuple[bytes, ReplyShare]:
         pending, state = PendingReply(), request[STATE]
@@ -223,15 +194,3 @@ class RpcHandler:
             raise
         assert state.batch is not None
         return reply, state.batch.share
-
-
-async def result_or_leave(request: web.Request, pending: PendingReply) -> bytes:
-    """Wait for the result. If the client leaves first, cancel the call, as on the hot path."""
-    connection = request.protocol
-    if not isinstance(connection, HandlerConnection):
-        return await pending.result()
-    connection.on_lost = pending.cancel
-    try:
-        return await pending.result()
-    finally:
-        connection.on_lost = None

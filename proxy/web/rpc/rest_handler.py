@@ -1,4 +1,5 @@
-"""GET and POST /v1/rest/{chain}/{network}/{path}: the routes of chains whose nodes have a REST API.
+"""GET and POST /v1/rest/{chain}/{network}/{path}: the routes of chains whose nodes have a REST API, and calls in the form of a
+URL at nodes of JSON-RPC that have them (`core/uri_calls.py`).
 
 A request becomes a call (`core/rest_routes.py`) and takes the way of every other call, so that it is priced, cached, joined,
 retried and recorded in the same way. Large bodies are passed on as they arrive.
@@ -6,7 +7,6 @@ retried and recorded in the same way. Large bodies are passed on as they arrive.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import time
 from typing import Final
@@ -14,12 +14,16 @@ from typing import Final
 from aiohttp import web
 
 from proxy.chains.families import family_of
+from proxy.core import jsonrpc
 from proxy.core.access import Key
-from proxy.core.jsonrpc import RawCall
+from proxy.core.event_stream import EVENT_STREAM
+from proxy.core.jsonrpc import NOT_JSON, RawCall
 from proxy.core.near_names import near_names
-from proxy.core.pricing import request_units
+from proxy.core.pricing import UNITS_OF_AN_ERROR, request_units, size_units
 from proxy.core.rest_routes import (
     JSON,
+    LARGEST_BODY,
+    NO_JSON,
     BadTarget,
     RestParams,
     RestRecord,
@@ -28,16 +32,18 @@ from proxy.core.rest_routes import (
     accepted_type,
     query_of,
     read_error,
+    read_json,
     read_record,
     segments_of,
+    target_of,
     write_params,
 )
-from proxy.core.usage import Outcome, outcome_of
+from proxy.core.uri_calls import params_of
 from proxy.errors import Fault, InternalError, InvalidRequest, MethodNotAllowed, NotFound, of_status
+from proxy.services.feed.topics import Topic
 from proxy.services.rpc.calls import RpcError
-from proxy.services.rpc.flights import cost_of
-from proxy.services.rpc.held_body import NO_ROOM, ReplyShare
-from proxy.services.rpc.method_policy import ANY_SCOPE, invented_name_of, method_of
+from proxy.services.rpc.held_body import NO_ROOM
+from proxy.services.rpc.method_policy import ANY_SCOPE
 from proxy.services.rpc.networks import Networks, Route
 from proxy.services.rpc.rpc_service import RpcService
 from proxy.services.rpc.streamed_reply import StreamedReply
@@ -48,11 +54,16 @@ from proxy.web.network_resolver import NetworkResolver
 from proxy.web.request_directives import directives_of
 from proxy.web.request_state import STATE
 from proxy.web.routes import REST_ROOT
-from proxy.web.rpc.handler import HeldResponse, result_or_leave
+from proxy.web.rpc.event_streams import EventStreams
+from proxy.web.rpc.handler import HeldReply, HeldResponse
+from proxy.web.rpc.single_call import SingleCalls
+from proxy.web.websocket.client_sockets import ClientSockets
 
 REST_PATH = f"{REST_ROOT}/{{chain}}/{{network}}/{{path:.*}}"
 OPERATION = "rest_call"
 _ID: Final = b"1"
+# CometBFT's id of replies to calls in the form of a URL.
+_ID_OF_URI: Final = b"-1"
 
 
 class RestCallHandler:
@@ -62,13 +73,17 @@ class RestCallHandler:
         resolver: NetworkResolver,
         rpc: RpcService,
         networks: Networks,
+        sockets: ClientSockets,
         *,
         shows_upstream: bool = False,
     ) -> None:
+        """`sockets`: streams of events are among them."""
         self._api = api
         self._resolver = resolver
         self._rpc = rpc
-        self._shows_upstream = shows_upstream
+        self._admission = sockets.context.admission
+        self._calls = SingleCalls(api, rpc, shows_upstream)
+        self._events = EventStreams(api, self._calls, sockets)
         self._tables = {
             name: RouteTable(route.policies)
             for name, route in networks.routes.items()
@@ -81,117 +96,151 @@ class RestCallHandler:
             key = self._api.authentication.authenticate(request, OPERATION)
             route = self._resolver.route(key, ANY_SCOPE, request.match_info["chain"], request.match_info["network"])
         state.network = route.network.id
-        rest = family_of(route.network).rest
-        if rest is None:
-            raise NotFound(
-                f"the network {route.network.id} has no REST routes: POST JSON-RPC to /v1/rpc/{route.network.id}",
-                reason="network",
-            )
-        state.directives = traced(directives_of(request, key, route.labels, in_query=False), state.span)
+        family = family_of(route.network)
+        if family.rest is not None:
+            return await self._answer_route(request, route, key, family.rest)
+        if family.uri_params:
+            return await self._answer_uri(request, route, key)
+        raise NotFound(
+            f"the network {route.network.id} has no REST routes: POST JSON-RPC to /v1/rpc/{route.network.id}",
+            reason="network",
+        )
+
+    async def _answer_route(
+        self, request: web.Request, route: Route, key: Key, rest: RestTransport
+    ) -> web.StreamResponse:
+        body = b""
         try:
+            self._read_directives(request, route, key)
             method, params = self._read(request, route, rest)
-        except (BadTarget, NotFound, MethodNotAllowed) as exc:
-            state.method = "other"
-            if refusal := self._rpc.charge_error(key, time.monotonic()):
-                raise refusal from None
-            raise (exc if isinstance(exc, Fault) else InvalidRequest(str(exc), reason="path")) from None
-        if request.method == "POST":
-            await self._read_body(request, route, rest, params)
-        if (plan := plan_for(state.directives)) is not None:
-            await self._api.faults.before(plan, request, key.account.id)
-        encoded = write_params(params)
-        if refusal := self._rpc.size_refusal(key, request_units(encoded), time.monotonic()):
+            # Some clients name any type where they send nothing.
+            if request.method == "POST" and request.body_exists:
+                body = await self._api.bodies.read_body(request, most=LARGEST_BODY, types=rest.body_types)
+                _put_body(params, body, request.content_type, rest)
+        except (BadTarget, NotFound, InvalidRequest) as exc:
+            raise await self._refused(request, route, key, exc, len(body)) from None
+        await self._inject_fault(request, key)
+        call = method, write_params(params), _ID
+        if params.accept == EVENT_STREAM:
+            (topics,) = params.query.values()
+            topic = Topic(target_of(method, params)[1], ",".join(topics).encode())
+            return await self._events.serve(request, route, key, call, topic)
+        if refusal := self._rpc.size_refusal(key, request_units(call[1]), time.monotonic()):
             raise refusal
-        return await self._serve(request, route, key, (method, encoded, _ID))
+        return await self._serve(request, route, key, call)
+
+    async def _answer_uri(self, request: web.Request, route: Route, key: Key) -> web.StreamResponse:
+        try:
+            self._read_directives(request, route, key)
+            call = self._read_uri(request, route)
+        except (BadTarget, NotFound, InvalidRequest) as exc:
+            raise await self._refused(request, route, key, exc, 0) from None
+        await self._inject_fault(request, key)
+        return await self._serve_uri(request, route, key, call)
+
+    def _read_directives(self, request: web.Request, route: Route, key: Key) -> None:
+        state = request[STATE]
+        state.directives = traced(directives_of(request, key, route.labels, in_query=False), state.span)
+
+    async def _inject_fault(self, request: web.Request, key: Key) -> None:
+        """Carry out the fault plan of a test key. A request that is not served is charged as an error."""
+        if (plan := plan_for(request[STATE].directives)) is not None:
+            if (plan.status or plan.reset) and (refusal := self._rpc.charge_error(key, time.monotonic())) is not None:
+                raise refusal
+            await self._api.faults.before(plan, request, key.account.id)
+
+    async def _refused(self, request: web.Request, route: Route, key: Key, why: BadTarget | Fault, size: int) -> Fault:
+        """The error of a request that could not be read. It is charged like a malformed message on a socket, and counted."""
+        state = request[STATE]
+        units = UNITS_OF_AN_ERROR + size_units(size)
+        if (refusal := await self._admission.admit(key, 1, units, time.monotonic())) is not None:
+            return refusal
+        state.method, state.units = "other", units
+        key.tallies[route.unknown.tally].count("errors", "", units, 0.0)
+        return why if isinstance(why, Fault) else InvalidRequest(str(why), reason="path")
 
     # Reading the request
 
     def _read(self, request: web.Request, route: Route, rest: RestTransport) -> tuple[str, RestParams]:
         """The route that the request names, and its params without a body."""
-        path, _, query = request.raw_path.partition("?")
-        parts = path.split("/", 5)
-        named = [request.match_info["chain"], request.match_info["network"]]
-        if parts[:3] != ["", "v1", "rest"] or parts[3:5] != named:
-            raise BadTarget("the path must start with /v1/rest/{chain}/{network}/, without dot segments")
-        methods, values = self._tables[route.network.id].find(segments_of("/" + "".join(parts[5:])))
+        path, query = _target(request)
+        methods, values = self._tables[route.network.id].find(segments_of(path))
         if not methods:
-            raise self._unknown(request.method, "/" + "".join(parts[5:]), route)
+            raise self._unknown(request.method, path, route)
         if request.method not in methods:
             allowed = sorted(methods)
             raise MethodNotAllowed(f"this route has {' and '.join(allowed)} only", allowed=allowed)
-        accept = accepted_type(",".join(request.headers.getall("Accept", ())), rest.types)
+        method, events = methods[request.method], rest.events
+        is_stream = events is not None and method == events.method
+        types = (EVENT_STREAM,) if is_stream else rest.types
+        accept = accepted_type(",".join(request.headers.getall("Accept", ())), types)
         if not accept:
-            raise InvalidRequest(f"Accept: must allow {' or '.join(rest.types)}", param="Accept")
+            raise InvalidRequest(f"Accept: must allow {' or '.join(types)}", param="Accept")
         headers = {name: request.headers[name] for name in sorted(rest.request_headers) if name in request.headers}
         if not all(value.isascii() and value.isprintable() and len(value) <= 256 for value in headers.values()):
             raise InvalidRequest(f"the headers {', '.join(headers)} must be of printable ASCII, up to 256 characters")
-        params = RestParams(path=dict(values), query=query_of(query), accept=accept, headers=headers)
-        return methods[request.method], params
+        found = query_of(query)
+        if events is not None and is_stream:
+            found = {events.parameter: events.wanted(found)}
+        return method, RestParams(path=dict(values), query=found, accept=accept, headers=headers)
+
+    def _read_uri(self, request: web.Request, route: Route) -> RawCall:
+        """The call that a path of one segment names, such as `/block?height=5`. Nodes answer it under the id -1."""
+        if request.method != "GET":
+            message = f"calls by URL are GET requests: POST JSON-RPC to /v1/rpc/{route.network.id}"
+            raise MethodNotAllowed(message, allowed=["GET"])
+        path, query = _target(request)
+        name = "/".join(segments_of(path))
+        if name not in route.policies:
+            raise self._unknown("", name, route)
+        return name, params_of(name, family_of(route.network).uri_params, query_of(query)), _ID_OF_URI
 
     def _unknown(self, verb: str, path: str, route: Route) -> NotFound:
         """A route that is not listed. Its path is repeated only in the form of a listed one: it may contain a key."""
-        refused = family_of(route.network).refused
-        methods, _ = RouteTable(refused).find(segments_of(path)) if refused else ({}, {})
-        if name := methods.get(verb):
+        family = family_of(route.network)
+        refused, name = family.refused, path
+        if family.rest is not None and refused:
+            name = RouteTable(refused).find(segments_of(path))[0].get(verb, "")
+        if name in refused:
             return NotFound(f"the route {name} is not available: {refused[name]}", reason="path")
-        nearest = near_names(frozenset(route.policies)).nearest(f"{verb} {path}") if len(path) <= 100 else ""
+        asked = f"{verb} {path}".strip()
+        nearest = near_names(frozenset(route.policies)).nearest(asked) if len(path) <= 100 else ""
         advice = f"; did you mean {nearest}?" if nearest else ""
         return NotFound(f"{route.network.id} has no such route, or it is not available{advice}", reason="path")
-
-    async def _read_body(self, request: web.Request, route: Route, rest: RestTransport, params: RestParams) -> None:
-        if not request.body_exists:
-            return  # Some clients name any type where they send nothing.
-        body = await self._api.bodies.read_body(request, most=route.max_body, types=rest.body_types)
-        if request.content_type in rest.body_types and request.content_type != JSON:
-            params.type, params.body = request.content_type, base64.b64encode(body).decode()
-            return
-        try:
-            params.body = body.decode()
-        except UnicodeDecodeError:
-            raise InvalidRequest("the body must be JSON in UTF-8", reason="body") from None
 
     # Serving it
 
     async def _serve(self, request: web.Request, route: Route, key: Key, call: RawCall) -> web.StreamResponse:
         share = self._rpc.reply_share(key.account.id)
-        pending, began = StreamedReply(share), time.monotonic()
-        state, accounting = request[STATE], self._api.accounting
-        state.method, state.params = "", call[1]
-        with below(state.span, "cache") as looking:
-            self._rpc.call(pending, route, key, call, began, directives=state.directives)
-            if looking is not None:
-                looking.set({"penstock.cache": pending.cache})
-        state.method, state.invented_name = method_of(pending.policy), invented_name_of(pending.policy)
-        outcome: Outcome = "results"
-        try:
-            reply = self._reply(read_record(await result_or_leave(request, pending)), pending, share)
-        except RpcError as exc:
-            outcome, state.failure = "errors", exc.error.decode("utf-8", "replace")[:1000]
-            reply = self._api.refuse(_fault_of(exc.error)) if (found := _record_in(exc.error)) is None else found
-        except Fault as fault:
-            pending.units = accounting.refund(key, fault, pending.units)
-            state.units = pending.units or None
-            accounting.count(key, pending, outcome_of(fault), time.monotonic() - began)
-            raise
-        except asyncio.CancelledError:
-            share.give_all()
-            raise
-        finally:
-            state.flight, state.cost = pending.flight, cost_of(pending.flight, pending.cache)
-        state.units, state.cache, state.block = pending.units, pending.cache, pending.reached
-        if self._shows_upstream and pending.flight is not None:
-            state.upstream = pending.flight.answered_label
-        if pending.is_streamed:
-            await self._write(request, reply, pending)
-        accounting.count(key, pending, outcome, time.monotonic() - began)
-        return reply
+        pending = StreamedReply(share)
 
-    def _reply(self, record: RestRecord, pending: StreamedReply, share: ReplyShare) -> web.StreamResponse:
-        if pending.is_streamed:
-            return web.StreamResponse(status=record.status, headers=record.headers)
-        return HeldResponse(_body_of(record), share, status=record.status, headers=record.headers)
+        async def finish(found: bytes | RpcError) -> web.StreamResponse:
+            if isinstance(found, RpcError):
+                shown = _record_in(found.error)
+                return self._api.refuse(_fault_of(found.error)) if shown is None else shown
+            record = read_record(found)
+            if pending.is_streamed:
+                return await self._write(
+                    request, web.StreamResponse(status=record.status, headers=record.headers), pending
+                )
+            return HeldResponse(_body_of(record), share, status=record.status, headers=record.headers)
 
-    async def _write(self, request: web.Request, reply: web.StreamResponse, pending: StreamedReply) -> None:
+        return await self._calls.serve(request, (route, key, call), pending, finish)
+
+    async def _serve_uri(self, request: web.Request, route: Route, key: Key, call: RawCall) -> web.StreamResponse:
+        """Answer as nodes do: with the reply to the JSON-RPC call, and with status 500 if it is an error."""
+        share = self._rpc.reply_share(key.account.id)
+
+        async def finish(found: bytes | RpcError) -> web.StreamResponse:
+            if isinstance(found, RpcError):
+                return HeldResponse(jsonrpc.error_reply(call[2], found.error), share, status=500)
+            return HeldResponse(jsonrpc.result_reply(call[2], found), share)
+
+        return await self._calls.serve(request, (route, key, call), HeldReply(share), finish)
+
+    async def _write(
+        self, request: web.Request, reply: web.StreamResponse, pending: StreamedReply
+    ) -> web.StreamResponse:
         """Write a large body as it arrives."""
         if pending.length is not None:
             reply.content_length = pending.length
@@ -201,8 +250,35 @@ class RestCallHandler:
             while piece := await pending.next_piece():
                 await reply.write(piece)
             await reply.write_eof()
+        except InternalError:
+            if request.transport is not None:
+                request.transport.abort()  # A body that ends early must not look complete.
+            raise
         finally:  # The client may have left.
             pending.leave()
+        return reply
+
+
+def _target(request: web.Request) -> tuple[str, str]:
+    """The path below the network, and the query, as they were sent."""
+    path, _, query = request.raw_path.partition("?")
+    parts = path.split("/", 5)
+    named = [request.match_info["chain"], request.match_info["network"]]
+    if parts[:3] != ["", "v1", "rest"] or parts[3:5] != named:
+        raise BadTarget("the path must start with /v1/rest/{chain}/{network}/, without dot segments")
+    return "/" + "".join(parts[5:]), query
+
+
+def _put_body(params: RestParams, body: bytes, kind: str, rest: RestTransport) -> None:
+    """Add the body of a request, which has this type. Raises InvalidRequest."""
+    if kind in rest.body_types and kind != JSON:
+        params.type, params.body = kind, base64.b64encode(body).decode()
+        return
+    try:
+        body.decode()
+        params.json = read_json(body) if body else NO_JSON
+    except NOT_JSON:
+        raise InvalidRequest("the body must be JSON in UTF-8", reason="body") from None
 
 
 def _body_of(record: RestRecord) -> bytes:

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from functools import partial
 
 from proxy import telemetry
+from proxy.chains.registry import Network
 from proxy.core.access import Key
 from proxy.core.directives import Directives
 from proxy.turn_queue import SLICE_S
@@ -135,6 +136,13 @@ class ClientSocket(asyncio.Protocol):
     @property
     def key(self) -> Key:
         return self.calls.key
+
+    @property
+    def network(self) -> Network:
+        return self.calls.route.network
+
+    def use_key(self, successor: Key) -> None:
+        self.calls.key = successor
 
     @property
     def is_open(self) -> bool:

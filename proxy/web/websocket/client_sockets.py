@@ -1,4 +1,4 @@
-"""All WebSockets of a worker: opening, limits per account, pings, key changes, and the drain.
+"""All WebSockets and event streams of a worker: opening, limits per account, pings, key changes, and the drain.
 
 Pings are sent to a share of the sockets at a time, so that they are spread over the interval. When a key is revoked or expires,
 its sockets are closed; a key that was only changed keeps them.
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from proxy import telemetry
+from proxy.chains.registry import Network
 from proxy.core.access import Key
 from proxy.errors import Unavailable
 from proxy.services.rpc.method_policy import ANY_SCOPE
@@ -33,15 +34,37 @@ class KeySource(Protocol):
     def successor(self, key: Key) -> Key | None: ...
 
 
+class OpenSocket(Protocol):
+    """A WebSocket or an event stream. Both count as sockets of their account."""
+
+    @property
+    def key(self) -> Key: ...
+
+    @property
+    def network(self) -> Network: ...
+
+    @property
+    def is_open(self) -> bool: ...
+
+    def use_key(self, successor: Key) -> None:
+        """The key was changed."""
+
+    def ping(self) -> None: ...
+
+    def close(self, code: int, reason: str) -> None: ...
+
+    def close_after_replies(self, code: int, reason: str) -> None: ...
+
+
 class ClientSockets:
     def __init__(self, context: SocketContext, keys: KeySource) -> None:
         self.context = context
         self._keys = keys
-        self._by_key: dict[str, dict[ClientSocket, None]] = {}
+        self._by_key: dict[str, dict[OpenSocket, None]] = {}
         self._allowances: dict[str, UnitAllowance] = {}
         self._count = 0
         # Sockets that are not pinged yet in this round, and when the next round starts.
-        self._round: list[ClientSocket] = []
+        self._round: list[OpenSocket] = []
         self._next_round = context.now() + context.limits.ping_s
         # By kind, as last written to the metrics: open subscriptions (none were written yet), sent and dropped events.
         self._published = dict.fromkeys(context.kinds, (-1, 0, 0))
@@ -80,8 +103,7 @@ class ClientSockets:
             address=address,
             on_lost=self._on_lost,
         )
-        self._by_key.setdefault(key.id, {})[socket] = None
-        self._count += 1
+        self.add(socket)
         self.context.limiter.replace(handler, socket)
         transport.write(reply)
         transport.set_protocol(socket)
@@ -91,6 +113,14 @@ class ClientSockets:
 
     def _on_lost(self, socket: ClientSocket, address: str) -> None:
         self.context.limiter.remove(socket, address)
+        self.remove(socket)
+
+    def add(self, socket: OpenSocket) -> None:
+        """A socket that was admitted is open."""
+        self._by_key.setdefault(socket.key.id, {})[socket] = None
+        self._count += 1
+
+    def remove(self, socket: OpenSocket) -> None:
         of_key = self._by_key.get(socket.key.id)
         if of_key is None or socket not in of_key:
             return
@@ -121,12 +151,13 @@ class ClientSockets:
                 continue
             if successor is None:
                 socket.close(POLICY, "the API key was revoked")
-            elif fault := self.context.admission.authorize(successor, ANY_SCOPE, socket.calls.route.network):
+            elif fault := self.context.admission.authorize(successor, ANY_SCOPE, socket.network):
                 socket.close(POLICY, fault.message)
             elif successor.restrictions is not None and successor.restrictions != key.restrictions:
                 socket.close(POLICY, "the API key's restrictions have changed: connect again")
             else:
-                socket.calls.key = self._allowances[key.id].key = successor
+                self._allowances[key.id].key = successor
+                socket.use_key(successor)
 
     def _close_expired(self) -> None:
         now = time.monotonic()

@@ -17,7 +17,7 @@ from proxy.errors import InvalidRequest, UpgradeRequired
 from proxy.services.rpc.method_policy import ANY_SCOPE
 from proxy.web.api_middleware import ApiMiddleware
 from proxy.web.front.handler_connection import HandlerConnection
-from proxy.web.network_resolver import NetworkResolver
+from proxy.web.network_resolver import NetworkResolver, require_json_rpc
 from proxy.web.request_directives import directives_of
 from proxy.web.request_state import STATE
 from proxy.web.routes import BASE
@@ -57,6 +57,7 @@ class Handshake:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         key = self._api.authentication.authenticate_socket(request, "open_socket")
         route = self._resolver.route(key, ANY_SCOPE, request.match_info["chain"], request.match_info["network"])
+        require_json_rpc(route.network)
         directives = directives_of(request, key, route.labels)
         token = _token(request)
         reply = SwitchedProtocols(status=101)

@@ -24,6 +24,8 @@ class SubscriptionRequest:
     # The method of its notifications.
     notification: bytes
     numeric_id: bool = False
+    # See `SubscriptionRules`.
+    echoes_id: bool = False
 
 
 def read_request(family: Family, method: str, params: bytes) -> SubscriptionRequest:
@@ -32,13 +34,14 @@ def read_request(family: Family, method: str, params: bytes) -> SubscriptionRequ
     assert rules is not None  # only families with subscriptions have such methods
     try:
         given = _decode(params)
-        if not isinstance(given, list):
+        if not isinstance(given, list) and not (rules.echoes_ids and isinstance(given, dict)):
             raise ValueError('member "params" must be an array')
         found = rules.read(method, given)
     except (ValueError, msgspec.DecodeError, RecursionError) as exc:
         raise RpcError(jsonrpc.error(jsonrpc.INVALID_PARAMS, f"{method}: {exc}")) from None
     topic = Topic(found.topic, found.detail)
-    return SubscriptionRequest(topic, found.from_block, found.event, found.notification, rules.numeric_ids)
+    ids = rules.numeric_ids, rules.echoes_ids
+    return SubscriptionRequest(topic, found.from_block, found.event, found.notification, *ids)
 
 
 def read_id(params: bytes) -> bytes:

@@ -3,7 +3,8 @@
 A notification contains the subscription's id, so sockets with equal ids get equal bytes. The id is therefore a function of the
 topic and of how many times the socket has subscribed to it. For almost all clients that is the first time, so an event is
 framed once and written to all of them. The id is still unique on its socket and never used there twice. In families with
-numeric ids, each socket counts its subscriptions.
+numeric ids, each socket counts its subscriptions. In families without ids (`echoes_ids`), events have the id of the call that
+subscribed, and a socket may subscribe to a topic once.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ log = logging.getLogger("penstock.sockets")
 
 # go-ethereum's code and message for an unknown id.
 _NOT_FOUND = jsonrpc.error(-32000, "subscription not found")
+# CometBFT's for a topic that the socket has already.
+_ALREADY = jsonrpc.error(-32603, "Internal error", "already subscribed")
 # Bounds the memory of a socket's counts by topic. Beyond it, all counts continue from a number that none of them has reached.
 MOST_COUNTS = 1000
 # A subscription whose calls would wait longer than this for compute units ends: per-second limits refill sooner, and a daily
@@ -100,6 +103,7 @@ class Subscription:
         "is_open",
         "kind",
         "notification",
+        "place",
         "replays",
         "tally",
         "topic",
@@ -115,6 +119,8 @@ class Subscription:
         self.topic = request.topic
         self.notification = request.notification
         self.id = id_
+        # Its key among those of its socket.
+        self.place = request.topic.name if request.echoes_id else id_
         self.kind = kind
         self.tally = kind.tally_of(owner.network)
         self.is_open = True
@@ -198,6 +204,8 @@ class Subscription:
 
     def frame_of(self, event: FeedEvent) -> bytes:
         """The event's frame. It is built once for all sockets with this id, and once more for each compression window."""
+        if not self.notification:
+            return self._output.message(jsonrpc.result_reply(self.id, event.result))  # Ids of calls differ.
         found = event.frames.get(self._frame_key)
         if found is None:
             found = event.frames[self._frame_key] = self._output.message(
@@ -283,9 +291,12 @@ class Subscriptions:
     def subscribe(self, caller: Caller, policy: MethodPolicy, params: bytes) -> None:
         """Serve a call that starts or ends a subscription. The caller gets its outcome now or later."""
         with _failing(caller):
-            if policy.method.name.lower().endswith("unsubscribe"):
-                self._unsubscribe(params)
-                caller.on_result(b"true")
+            name = policy.method.name
+            if name.endswith("unsubscribe_all"):
+                self._end_all()
+                caller.on_result(b"{}")
+            elif name.lower().endswith("unsubscribe"):
+                caller.on_result(self._unsubscribe(policy, params))
             elif len(params) > READ_AT_ONCE:
                 self._context.start(lambda: self._start_large(caller, policy, params))
             else:
@@ -312,6 +323,8 @@ class Subscriptions:
     def _start(self, caller: Caller, request: SubscriptionRequest) -> None:
         context, key = self._context, self.allowance.key
         request = replace(request, topic=context.same_topic(request.topic))
+        if request.echoes_id and request.topic.name in self._by_id:
+            raise RpcError(_ALREADY)
         feed = self._feed()
         if request.from_block is not None:
             feed.check_from(request.topic, request.from_block)
@@ -323,9 +336,11 @@ class Subscriptions:
                 context.give_memory(key, request.topic)
             raise
         kind = context.kinds[request.kind]
-        made = self._make(self, request, id_=self._ids.make(request), kind=kind, caller=caller)
+        # Calls of sockets have ids, alone and in batches.
+        id_ = getattr(caller, "id", b"") or jsonrpc.NULL if request.echoes_id else self._ids.make(request)
+        made = self._make(self, request, id_=id_, kind=kind, caller=caller)
         made.is_counted = is_counted
-        self._by_id[made.id] = made
+        self._by_id[made.place] = made
         kind.open += 1
         context.start(lambda: self._listen(feed, made, request.from_block, place))
 
@@ -379,7 +394,7 @@ class Subscriptions:
         caller = made.caller
         if caller is None or not made.is_open:
             return
-        caller.on_result(made.id)
+        caller.on_result(made.id if made.notification else b"{}")
         # The reply to a batch is sent when all its items have one.
         if not isinstance(caller, BatchItem):
             made.confirm()
@@ -399,17 +414,27 @@ class Subscriptions:
         if caller is None:
             error = msgspec.json.decode(why.error if isinstance(why, RpcError) else rpc_error_of(why))
             error["data"] = {"subscription": msgspec.Raw(made.id), "ended": True}
-            self.output.send(self.output.message(jsonrpc.error_reply(b"", msgspec.json.encode(error))))
+            id_ = b"" if made.notification else made.id
+            self.output.send(self.output.message(jsonrpc.error_reply(id_, msgspec.json.encode(error))))
         elif isinstance(why, Fault):
             caller.on_fault(why)
         else:
             caller.on_error(why.error)
 
-    def _unsubscribe(self, params: bytes) -> None:
-        found = self._by_id.get(read_id(params))
+    def _unsubscribe(self, policy: MethodPolicy, params: bytes) -> bytes:
+        """End a subscription by its id, or by its topic. Returns the result of the call."""
+        rules = policy.family.subscriptions
+        by_topic = rules is not None and rules.echoes_ids
+        place = read_request(policy.family, policy.method.name, params).topic.name if by_topic else read_id(params)
+        found = self._by_id.get(place)
         if found is None:
             raise RpcError(_NOT_FOUND)
         self.end(found)
+        return b"{}" if by_topic else b"true"
+
+    def _end_all(self) -> None:
+        for made in [*self._by_id.values()]:
+            self.end(made)
 
     def end(self, made: Subscription) -> None:
         """End a subscription. No event of it is sent after this."""
@@ -421,7 +446,7 @@ class Subscriptions:
         if made.is_counted:
             self._context.give_memory(self.allowance.key, made.topic)
         made.wake()
-        del self._by_id[made.id]
+        del self._by_id[made.place]
         if self.backlog is not None:
             self.backlog.forget(made)
         self._feed().unsubscribe(made.topic, made)
@@ -442,8 +467,7 @@ class Subscriptions:
         self.backlog = None
 
     def close(self) -> None:
-        for made in [*self._by_id.values()]:
-            self.end(made)
+        self._end_all()
         if self.backlog is not None:
             self.backlog.close()
 
