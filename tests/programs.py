@@ -1,4 +1,4 @@
-"""Programs that some tests run and Python packages do not include: HAProxy, pgbouncer, promtool and redis-server.
+"""Programs that some tests run and Python packages do not include: HAProxy, litecoind, pgbouncer, promtool and redis-server.
 
     python -m tests.programs    # installs the missing ones, as root on Debian; `make test` starts with it
 
@@ -18,6 +18,7 @@ from bench import debian_packages
 # Program and package. Prometheus itself is not run; its package contains promtool.
 PACKAGES: Mapping[str, str] = {
     "haproxy": "haproxy",
+    "litecoind": "litecoind",
     "pgbouncer": "pgbouncer",
     "promtool": "prometheus",
     "redis-server": "redis-server",

@@ -22,11 +22,13 @@ from tests.bitcoin_nodes import BitcoinNode, LitecoinNode, agree, bitcoin_nodes,
 from tests.client_scripts import run_script
 from tests.faults import fault_proxy
 from tests.http_client import HttpClient
+from tests.random_reads import reads_or
 from tests.rpc_harness import NetworkHarness
 from tests.service import until
 from tests.web.worker import on_uvloop, running_worker
 
-READS_PER_ROUND, ROUNDS = 400, 10
+READS_PER_ROUND = 400
+ROUNDS = reads_or(4000) // READS_PER_ROUND
 # Coinbase outputs can be spent after a hundred blocks.
 MATURE = 101
 
