@@ -98,21 +98,30 @@ function filterFields(filters, change) {
     return node;
   };
   return el("div.filter", null, category, field("contract", "Token contract"), field("counterparty", "Other address"),
-    field("from_block", "From block", { inputmode: "numeric" }), field("to_block", "To block", { inputmode: "numeric" }), field("min_value", "Minimum value", { inputmode: "numeric" }));
+    field("from_block", "From block", { inputmode: "numeric", size: "10" }), field("to_block", "To block", { inputmode: "numeric", size: "10" }), field("min_value", "Minimum value", { inputmode: "numeric", size: "13" }));
 }
 
-const party = (chain, address) => (address ? el("a", { href: linkTo(`addresses/${chain}/${address}`) }, idText(address)) : "New contract");
+const ZERO = `0x${"0".repeat(40)}`;
+
+/* The other address of a transfer. Tokens come from and go to no one at the zero address. */
+function party(chain, { direction, from, to, contract }) {
+  const other = direction === "out" ? to : from;
+  if (other === null) return "New contract";
+  if (contract && other === ZERO) return direction === "out" ? "Burned" : "Minted";
+  return el("a.narrow", { href: linkTo(`addresses/${chain}/${other}`) }, idText(other));
+}
+
+const narrowId = (text) => el("span.narrow", null, idText(text));
 
 function transfersTable({ transfers }, chain) {
   if (!transfers.length) return empty("No transfers", "None among the indexed blocks that match.");
   return table("Transfers", [
     { name: "Time", show: (each) => [moment(each.timestamp), el("span.below", null, `Block ${format.number(each.block_number)}`)] },
     { name: "Direction", show: (each) => [badge(each.direction === "self" ? "Itself" : each.direction, "off"), each.status !== "final" && badge(each.status, STATUSES[each.status])] },
-    { name: "From", show: (each) => party(chain, each.from) },
-    { name: "To", show: (each) => party(chain, each.to) },
+    { name: "From or to", show: (each) => party(chain, each) },
     { name: "Amount", kind: "num", show: (each) => [amountOf(each), el("span.below", null, CATEGORIES[each.category])] },
-    { name: "Token", show: (each) => [each.symbol ?? format.NONE, each.contract && el("span.below", null, idText(each.contract))] },
-    { name: "Transaction", show: (each) => idText(each.tx_hash) },
+    { name: "Token", show: (each) => [each.symbol ?? format.NONE, each.contract && el("span.below", null, narrowId(each.contract))] },
+    { name: "Transaction", show: (each) => narrowId(each.tx_hash) },
   ], transfers.map((each) => ({ data: each, attributes: { "data-id": `${each.tx_hash}-${each.log_index}` } })));
 }
 
@@ -186,7 +195,7 @@ const balancesCard = (reader, address) => pagedCard("Balances", (page) => reader
 ], tokens) : empty("No tokens")));
 
 const nftsCard = (reader, address) => pagedCard("NFTs", (page) => reader.get(`/nfts/${reader.chain}/owned/${address}`, page), ({ nfts }) => (nfts.length ? table("NFTs", [
-  { name: "NFT", show: (each) => [each.name ?? `#${format.beginning(each.token_id, 24)}`, el("span.below", null, each.collection_name ?? each.standard)] },
+  { name: "NFT", show: (each) => [format.beginning(each.name ?? `#${each.token_id}`, 40), el("span.below", null, each.collection_name ?? each.standard)] },
   { name: "Contract", show: (each) => idText(each.contract) },
   { name: "Token ID", show: (each) => format.beginning(each.token_id, 24) },
   { name: "Balance", kind: "num", show: (each) => each.balance },
