@@ -18,7 +18,7 @@ from bench import machine, processes
 from bench.loaders import BUILD
 from bench.processes import StartFailed
 
-PONDER, VIEM, HONO = "ponder@1.0.0", "viem@2", "hono@4"
+PONDER, VIEM, HONO = "ponder@1.0.0", "viem@2.39.0", "hono@4.10.0"
 CRYO = "cryo_python==0.3.0"
 INSTALL_S, RUN_S = 600.0, 7200.0
 READY_S = 0.1

@@ -75,19 +75,19 @@ class Spent:
 
 async def _copy(connection: Any, prepare: Any, table: str) -> tuple[float, float]:
     """Seconds, and seconds of CPU time, for a COPY into an empty table of the same shape."""
-    await connection.execute(f"create table bare (like {table} including all)")
+    await connection.execute(f"create table bare_{table} (like {table} including all)")
     copy = await prepare(connection, table)
     spent, began = Spent(connection.get_server_pid()), time.perf_counter()
     await copy()
     found = time.perf_counter() - began, spent.so_far()
-    await connection.execute("drop table bare")
+    await connection.execute(f"drop table bare_{table}")
     return found
 
 
 async def _copy_records(connection: Any, table: str) -> Any:
     """The driver encodes each row."""
     rows = [tuple(row) for row in await connection.fetch(f"table {table}")]
-    return partial(connection.copy_records_to_table, "bare", records=rows)
+    return partial(connection.copy_records_to_table, f"bare_{table}", records=rows)
 
 
 async def _copy_binary(connection: Any, table: str) -> Any:
@@ -95,7 +95,7 @@ async def _copy_binary(connection: Any, table: str) -> Any:
     rows = io.BytesIO()
     await connection.copy_from_query(f"table {table}", output=rows, format="binary")
     rows.seek(0)
-    return partial(connection.copy_to_table, "bare", source=rows, format="binary")
+    return partial(connection.copy_to_table, f"bare_{table}", source=rows, format="binary")
 
 
 if __name__ == "__main__":
