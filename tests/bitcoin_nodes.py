@@ -31,6 +31,8 @@ START_S = 60.0
 USER, PASSWORD = "user", "secret"
 # An address of btcd's regression test network: its owner does not matter.
 MINER = "mipcBbFg9gMiCh81Kj8tqqdgoZub1ZJRfn"
+# Options of btcd for a chain that no file knows.
+SIMNET = ("--simnet", "--miningaddr=SMJ2EsMn4iEfrGr1c7hW9KnykTxwffDZkM", "--txindex")
 
 
 class _RawReply(msgspec.Struct):
@@ -138,10 +140,11 @@ def _litecoind_argv(
 
 
 def _btcd_argv(directory: Path, port: int, peer_port: int, peers: Sequence[int], options: Sequence[str]) -> list[str]:
+    network = () if "--simnet" in options else ("--regtest", f"--miningaddr={MINER}")
     return [
-        *(str(btcd()), "--regtest", f"--datadir={directory}", f"--logdir={directory}", f"--rpcuser={USER}"),
+        *(str(btcd()), *network, f"--datadir={directory}", f"--logdir={directory}", f"--rpcuser={USER}"),
         *(f"--rpcpass={PASSWORD}", "--notls", f"--rpclisten=127.0.0.1:{port}", f"--listen=127.0.0.1:{peer_port}"),
-        *(f"--miningaddr={MINER}", "--nodnsseed", "--nobanning", f"--configfile={directory}/none.conf"),
+        *("--nodnsseed", "--nobanning", f"--configfile={directory}/none.conf"),
         *("--rpcmaxclients=200",),
         *(f"--connect=127.0.0.1:{peer}" for peer in peers),
         *(options or ["--txindex"]),

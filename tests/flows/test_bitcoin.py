@@ -18,13 +18,14 @@ import msgspec
 import orjson
 import pytest
 
-from tests.bitcoin_nodes import BitcoinNode, LitecoinNode, agree, bitcoin_nodes, wait_for
+from tests.bitcoin_nodes import SIMNET, BitcoinNode, LitecoinNode, agree, bitcoin_nodes, wait_for
 from tests.client_scripts import run_script
 from tests.faults import fault_proxy
 from tests.http_client import HttpClient
+from tests.new_network import new_network
 from tests.random_reads import reads_or
 from tests.rpc_harness import NetworkHarness
-from tests.service import until
+from tests.service import command_here, until
 from tests.web.worker import on_uvloop, running_worker
 
 READS_PER_ROUND = 400
@@ -158,6 +159,39 @@ async def test_every_result_is_that_of_the_node_while_blocks_are_made_and_replac
             await harness.settled()
             compared += await harness.check(await harness.reads(READS_PER_ROUND, rng))
         assert compared > READS_PER_ROUND * ROUNDS * 0.6
+
+
+def test_new_network_works_within_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @on_uvloop
+    async def run() -> None:
+        with bitcoin_nodes("btcd", tmp_path, [SIMNET]) as nodes:
+            async with aiohttp.ClientSession() as session:
+                await wait_for(nodes, session)
+                made = await nodes[0].make(3)
+                async with new_network("bitcoin", nodes[0].url, tmp_path, monkeypatch) as harness:
+                    assert await harness.result("getblockcount") == 3
+                    assert await harness.result("getblockhash", [2]) == made[1]
+
+    run()
+
+
+@on_uvloop
+async def test_known_chain_is_named_when_it_is_added_again(litecoin_nodes: list[BitcoinNode], tmp_path: Path) -> None:
+    async with aiohttp.ClientSession() as session:
+        await wait_for(litecoin_nodes, session)
+        words = (
+            "--family",
+            "bitcoin",
+            "--name",
+            "mine",
+            "--upstream",
+            litecoin_nodes[0].url,
+            "--directory",
+            str(tmp_path),
+        )
+        added = await asyncio.to_thread(command_here, "chains", "add", *words)
+    assert added.returncode == 2
+    assert "is litecoin/regtest, which is known already: add an upstream for it" in added.stderr
 
 
 @on_uvloop

@@ -31,6 +31,7 @@ from proxy.dev.child import die_with_parent
 from proxy.settings import load_tables
 from tests.client_scripts import run_script
 from tests.http_client import Reply
+from tests.new_network import new_network
 from tests.random_reads import reads_or
 from tests.rpc_harness import NetworkHarness
 from tests.service import until
@@ -340,6 +341,21 @@ async def test_client_of_cosmjs_subscribes(nodes: list[CosmosNode], own_chain: N
         assert seen["chain"] == "kv-1"
         assert seen["heights"] == [*range(seen["heights"][0], seen["heights"][0] + 3)]
         assert (seen["height"], seen["found"], seen["absent"]) == (2, True, True)
+
+
+def test_new_network_works_within_a_minute(
+    nodes: list[CosmosNode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with aiohttp.ClientSession() as session:
+            nodes[0].session = session
+            await until(lambda: nodes[0].height(), within_s=60)
+            async with new_network("cosmos", nodes[0].url, tmp_path, monkeypatch) as harness:
+                result, error = await ask(harness, "block", {"height": "1"})
+                assert (result, error) == await nodes[0].raw("block", {"height": "1"})
+
+    run()
 
 
 @on_uvloop
