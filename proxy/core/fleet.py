@@ -31,7 +31,7 @@ _STATES: dict[str, Callable[[UpstreamHealth, float], bool]] = {
 }
 STATES = tuple(_STATES)
 # States in which an upstream still takes calls if there is no better one.
-_LIMPING = frozenset({"silent", "unchecked", "resting", "ahead", "lagging"})
+_LIMPING = frozenset({"silent", "resting", "ahead", "lagging"})
 # The explanation of each state, for the log.
 REASONS = {
     "cordoned": "an operator took it out of use",
@@ -201,9 +201,9 @@ def networks_of(views: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def status_of(states: Iterable[str]) -> Literal["up", "degraded", "down"]:
-    """What the states of a network's upstreams mean for its users."""
-    found = {*states}
+def status_of(healths: Iterable[UpstreamHealth], now: float) -> Literal["up", "degraded", "down"]:
+    """What the states of a network's upstreams mean for its users. One that is withheld takes no calls, whatever its state."""
+    found = {state_of(health, now) for health in healths if not health.withheld}
     if "up" in found:
         return "up"
     return "degraded" if found & _LIMPING else "down"

@@ -63,6 +63,26 @@ def test_upstream_has_its_host_tier_and_labels() -> None:
     assert (shown["host"], shown["tier"], shown["labels"]) == ("10.0.0.5", 1, ("eu", "full"))
 
 
+def in_state(state: str) -> UpstreamHealth:
+    found = health()
+    match state:
+        case "lagging":
+            found.lagging = True
+        case "open":
+            for _ in range(FAILURES_IN_A_ROW):
+                found.failed(100.0)
+        case "cordoned":
+            found.cordon(cordoned=True, now=100.0)
+        case "wrong_chain" | "unchecked":
+            found.set_standing(state, 100.0)
+        case "silent and unchecked":
+            found.silent = True
+            found.set_standing("unchecked", 100.0)
+        case _:
+            assert state == "up"
+    return found
+
+
 @pytest.mark.parametrize(
     ("states", "status"),
     [
@@ -70,11 +90,13 @@ def test_upstream_has_its_host_tier_and_labels() -> None:
         (("lagging", "open"), "degraded"),
         (("open", "cordoned"), "down"),
         (("wrong_chain",), "down"),
+        (("unchecked",), "down"),
+        (("silent and unchecked",), "down"),
         ((), "down"),
     ],
 )
 def test_status_of_a_network_follows_from_its_best_upstream(states: tuple[str, ...], status: str) -> None:
-    assert status_of(states) == status
+    assert status_of([in_state(state) for state in states], 100.0) == status
 
 
 def test_last_upstream_is_the_only_one_that_is_not_cordoned() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from proxy.chains.families import family_of
 from proxy.chains.registry import Registry
 from proxy.core.data_bounds import DATA_INDEX
-from proxy.core.fleet import state_of, status_of
+from proxy.core.fleet import status_of
 from proxy.services.rpc.networks import Networks, Route
 from proxy.services.sponsor.paymasters import Paymasters
 from proxy.web.rest.endpoint import RestHandler, RestRequest
@@ -62,7 +62,7 @@ class UsableNetworks:
             "block_time_s": network.facts.block_time_s,
             "features": self._features(route),
             "explorers": list(network.facts.explorers),
-            "status": status_of(state_of(upstream.health, time.monotonic()) for upstream in route.upstreams),
+            "status": status_of((upstream.health for upstream in route.upstreams), time.monotonic()),
             "block": route.heads.tip or None,
         }
 
