@@ -4,7 +4,7 @@ The figures of a method are counted: they are the tallies that usage and metrics
 as a revert, are kept apart from failures, which are ours or an upstream's. The share of each upstream is estimated from the
 records of requests, so that counting costs calls nothing: failed and slow requests are recorded one by one, and a sampled one
 stands for all that its account's plan has skipped. Without a sample of a method there is nothing to compare its failed requests
-with, and no estimate.
+with, and no estimate. An estimate of few calls may be too high: parts that add up to more than the whole are scaled down.
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ class MatrixCell:
         self.failures += row["failures"]
         self.sampled += row["sampled"]
         self.took[min(row["bucket"], BUCKETS - 1)] += row["calls"]
+
+    def scale(self, factor: float) -> None:
+        """Failures are recorded one by one, so there are at least as many calls."""
+        self.calls = max(self.failures, round(self.calls * factor))
 
     @property
     def p50_ms(self) -> float | None:
@@ -92,6 +96,9 @@ def matrix_of(counted: Mapping[tuple[str, str], UsageSums], attempts: Iterable[M
         methods = found.setdefault(network, {})
         if len(methods) < MOST_METHODS:
             estimated = cells.get((network, method), {})
+            if (total := sum(cell.calls for cell in estimated.values())) > calls.requests:
+                for cell in estimated.values():
+                    cell.scale(calls.requests / total)
             is_estimated = any(cell.sampled for cell in estimated.values())
             methods[method] = MatrixRow(calls, estimated if is_estimated else {})
     return found

@@ -85,6 +85,15 @@ async def test_failed_requests_alone_do_not_say_that_all_calls_failed(service: D
     assert found["upstreams"] == []
 
 
+def test_parts_of_upstreams_are_not_more_than_the_whole() -> None:
+    """One of fifteen calls was sampled, which stands for a hundred."""
+    common = {"network": "n", "method": "m", "bucket": 2}
+    sampled = {**common, "upstream": "node-a", "calls": 100, "failures": 0, "sampled": 1}
+    failed = {**common, "upstream": "node-b", "calls": 3, "failures": 3, "sampled": 0}
+    cells = matrix_of({("n", "m"): UsageSums(requests=15)}, [sampled, failed])["n"]["m"].cells
+    assert {name: (cell.calls, cell.failures) for name, cell in cells.items()} == {"node-a": (15, 0), "node-b": (3, 3)}
+
+
 def test_only_the_busiest_methods_are_listed() -> None:
     counted = {("n", f"m{number}"): UsageSums(requests=number) for number in range(1, MOST_METHODS + 6)}
     methods = [*matrix_of(counted, [])["n"]]
