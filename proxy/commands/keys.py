@@ -194,7 +194,8 @@ def _restrictions(args: argparse.Namespace, *, anywhere: bool = False, anything:
 
 
 def _details(args: argparse.Namespace) -> KeyDetailChange:
-    expires_at = NEVER if args.expires_at == "never" else args.expires_at and moment_of(args.expires_at, "--expires-at")
+    given = args.expires_at
+    expires_at = given if given is None else NEVER if given == "never" else moment_of(given, "--expires-at")
     return KeyDetailChange(owner=args.owner, note=args.note, expires_at=expires_at)
 
 

@@ -17,6 +17,8 @@ import pytest
 from proxy import __main__ as command_line
 from proxy.__main__ import COMMANDS, INTERNAL, OVERVIEW, main
 from proxy.commands.completion import _whole_parser
+from proxy.commands.keys import _details
+from proxy.errors import InvalidRequest
 from tests.service import ROOT, until
 
 
@@ -99,6 +101,12 @@ def test_file_that_the_system_refuses_is_named(
 
     monkeypatch.setattr("proxy.commands.init.write_private", refuse)
     assert fails_in_words(["init", str(tmp_path / "x.toml")], capsys) == "penstock: /some/file: Permission denied\n"
+
+
+@pytest.mark.parametrize("text", ["", "soon", "2027-13-01", "9" * 400])
+def test_time_that_is_none_is_refused_in_words(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="--expires-at"):
+        _details(argparse.Namespace(expires_at=text, owner=None, note=None))
 
 
 async def test_interrupt_ends_a_command_quietly() -> None:
