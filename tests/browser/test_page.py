@@ -102,6 +102,20 @@ async def test_refusal_message_is_never_parsed_as_markup(holder: Visitor) -> Non
     assert await holder.page.evaluate(MARKUP) == 0
 
 
+async def test_long_word_in_a_table_is_not_cut_off_on_a_phone(phone: Visitor) -> None:
+    policy = await create_policy(phone, "Refuses on a phone")
+    url = orjson.loads((phone.site.service.data / "running.json").read_bytes())["database"]["url"]
+    async with pooled(url) as pool:
+        message = (
+            f"refused by the policy's rule allowed_contracts: call 1 goes to 0x{'3c' * 20}, which it does not allow"
+        )
+        now = datetime.datetime.now(datetime.UTC)
+        await RefusalStore(pool).add([RefusedOperation(policy, now, bytes(20), "allowed_contracts", message)])
+    cell = phone.page.get_by_role("table", name="Recent refusals").locator("td").last
+    await expect(cell).to_contain_text("which it does not allow")
+    assert await cell.evaluate("(each) => each.scrollWidth <= each.clientWidth")
+
+
 async def create_policy(holder: Visitor, name: str) -> str:
     """Create a gas policy through the form, open its page and return its id."""
     await holder.open("policies")

@@ -125,7 +125,7 @@ async function showRequest(client, id, base) {
 }
 
 const CAUSES = {
-  client: "The request is not valid.",
+  client: "The request: it is not valid, or not allowed.",
   limit: "A limit of the key, the account or the service.",
   chain: "The call itself: every node would refuse it, such as a revert, a wrong param or an unknown method.",
   upstream: "No upstream could serve the call.",
