@@ -66,6 +66,16 @@ class FinalResult:
 
 
 @dataclass(frozen=True, slots=True)
+class PageToken:
+    """Where params and results have the token of the next page, which only the upstream that gave it knows. `params`: paths,
+    one of which the params have. `code`: that of the error for a token that is not known."""
+
+    params: tuple[str, ...]
+    result: str
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
 class Method:
     """How one method behaves on every network of its family: a row of `config/methods/*.toml`.
 
@@ -92,6 +102,7 @@ class Method:
     `after_object`: the first param is an object and the block parameter follows it.
     `splits`: the first param is a log filter as of `eth_getLogs`. A range that an upstream refuses is split and joined.
     `creates_filter`: the result is the id of a new filter.
+    `page_token`: a result may be one page of many, and the token of the next one belongs to its upstream.
     `private`: the call is meant for one upstream: no other may see it, even if that one refuses it.
     `same_as`: the read that returns the same as this poll of a filter, given the filter's own params.
     `identified`: the params of a write identify it, so that sending it twice is the same as once: see `Family.sent_id`.
@@ -124,6 +135,7 @@ class Method:
     after_object: bool = False
     splits: bool = False
     creates_filter: bool = False
+    page_token: PageToken | None = None
     own: bool = False
     same_as: str = ""
     identified: bool = False

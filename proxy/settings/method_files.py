@@ -87,6 +87,8 @@ def _method_faults(method: Method) -> Iterator[str]:
         yield "splits needs span"
     if method.creates_filter and method.kind != "filter":
         yield 'creates_filter needs kind = "filter"'
+    if method.page_token is not None and method.kind != "filter":
+        yield 'page_token needs kind = "filter"'
     if method.same_as and method.kind != "filter":
         yield 'same_as needs kind = "filter"'
     if method.identified and method.kind != "write":

@@ -405,6 +405,30 @@ async def test_ton_server_without_the_block_is_not_believed() -> None:
                 assert reply.json["result"]["shards"][0]["seqno"] == seqno + 7
 
 
+@pytest.mark.parametrize("named", [True, False])
+@on_uvloop
+async def test_starknet_pages_come_from_the_upstream_of_the_first(named: bool) -> None:
+    stubs = [StarknetStub() for _ in range(3)]
+    async with served(*stubs) as harness:
+
+        async def page(token: str = "", key: str = "main") -> Any:
+            wanted = {"chunk_size": 1, **({"continuation_token": token} if token else {})}
+            params: Any = {"filter": wanted} if named else [wanted]
+            body = {"jsonrpc": "2.0", "id": 1, "method": "starknet_getEvents", "params": params}
+            return (await harness.worker.send(orjson.dumps(body), network=harness.network, key=key)).json
+
+        for _ in range(6):
+            found = [(await page())["result"]]
+            while "continuation_token" in found[-1]:
+                found.append((await page(found[-1]["continuation_token"]))["result"])
+            assert [each["events"][0]["keys"] for each in found] == [["0x1"], ["0x2"], ["0x3"]]
+        token = (await page())["result"]["continuation_token"]
+        for wrong in (token[:-1] + "9", "0" * 16 + token[16:], "x", token.partition(".")[2], "é.a"):
+            assert (await page(wrong))["error"]["code"] == 33, wrong
+        harness.worker.add_key("other")
+        assert (await page(token, key="other"))["error"]["code"] == 33
+
+
 @on_uvloop
 async def test_starknet_upstream_of_another_version_gets_no_calls() -> None:
     first, newer, third = StarknetStub(), StarknetStub(), StarknetStub()

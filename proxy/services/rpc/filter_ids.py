@@ -5,6 +5,8 @@ by the upstream's own id and the packed params of the filter. Any worker can rou
 settings. A key cannot poll the filter of another key, although the ids of upstreams that merely count are the same everywhere.
 The params are needed where an upstream refuses to return all logs of a filter at once, or does not have the last blocks: the
 logs are then read as `eth_getLogs`, which is split and sent to any upstream.
+
+The tokens of pages (`Method.page_token`) are treated alike: `TAG.TOKEN`, where TOKEN is the upstream's own.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import zlib
 
 import msgspec
 
+from proxy.chains.family import PageToken
+from proxy.chains.lookups import text_of, value_at, with_value
 from proxy.core import jsonrpc, upstream_errors
 from proxy.core.access import Key
 from proxy.core.directives import Directives
@@ -38,6 +42,9 @@ _MOST_ID_BYTES = 4096
 # contains a space.
 _WITH_PARAMS = " with params"
 NOT_FOUND = jsonrpc.error(-32000, "filter not found")
+# Tokens of nodes have some dozens of characters.
+_MOST_TOKEN = 1024
+_UNKNOWN_PAGE = "the token is not one of this key, or its upstream is gone: read from the first page again"
 
 
 class FilterIds:
@@ -58,6 +65,9 @@ class FilterIds:
         directives: Directives | None = None,
     ) -> None:
         dispatcher = route.dispatcher
+        if policy.method.page_token is not None:
+            self._forward_page((caller, policy, params), policy.method.page_token, route, key, now, directives)
+            return
         if policy.method.creates_filter:
             call = Call(policy, params, client=key.account.id, payer=key, directives=directives)
             flight = dispatcher.new_flight(call, _TagWriter(self, caller, key, params), now)
@@ -85,6 +95,48 @@ class FilterIds:
         flight = dispatcher.new_flight(call, waiter, now)
         caller.on_flight(flight)
         dispatcher.send(flight, upstream, now)
+
+    def _forward_page(
+        self,
+        asked: tuple[Caller, MethodPolicy, bytes],
+        token: PageToken,
+        route: Route,
+        key: Key,
+        now: float,
+        directives: Directives | None,
+    ) -> None:
+        """The first page may come from any upstream, and the next ones from the same."""
+        caller, policy, params = asked
+        place = next((path for path in token.params if text_of(value_at(params, path))), "")
+        upstream: Upstream | None = None
+        if place:
+            tag, _, own = text_of(value_at(params, place)).partition(".")
+            if (upstream := self._giver(tag, own, route, key)) is None:
+                caller.on_error(jsonrpc.error(token.code, _UNKNOWN_PAGE))
+                return
+            params = with_value(params, place, msgspec.json.encode(own))
+        excluded = 0 if upstream is None else all_but(upstream)
+        call = Call(policy, params, client=key.account.id, payer=key, directives=directives, excluded=excluded)
+        flight = route.dispatcher.new_flight(call, _PageTagger(self, caller, key, token.result), now)
+        caller.on_flight(flight)
+        if upstream is None:
+            route.dispatcher.launch(flight, now)
+        else:
+            route.dispatcher.send(flight, upstream, now)
+
+    def _giver(self, tag: str, token: str, route: Route, key: Key) -> Upstream | None:
+        """The upstream that gave this token to this key."""
+        if not token or len(token) > _MOST_TOKEN or not tag.isascii():
+            return None
+        found = [each for each in route.upstreams if hmac.compare_digest(tag, self._tag(each, key, token))]
+        return found[0] if found else None
+
+    def with_token(self, result: bytes, path: str, key: Key, upstream: Upstream) -> bytes:
+        """The result with a tag before the token of its next page, if it has one."""
+        token = text_of(value_at(result, path))
+        if not token:
+            return result
+        return with_value(result, path, msgspec.json.encode(f"{self._tag(upstream, key, token)}.{token}"))
 
     def tagged(self, result: bytes, key: Key, upstream: Upstream, params: bytes) -> bytes:
         """The upstream's id with the tag before it. Raises ValueError if `_read` would not accept the id."""
@@ -144,6 +196,28 @@ class _TagWriter(WholeResultWaiter):
             self._caller.on_result(result)
             return
         self._caller.on_result(tagged)
+
+    def on_error(self, error: bytes) -> None:
+        self._caller.on_error(error)
+
+    def on_fault(self, fault: Fault) -> None:
+        self._caller.on_fault(fault)
+
+
+class _PageTagger(WholeResultWaiter):
+    """Adds the tag to the token of the next page before the caller receives it."""
+
+    def __init__(self, filters: FilterIds, caller: Caller, key: Key, path: str) -> None:
+        self._filters = filters
+        self._caller = caller
+        self._key = key
+        self._path = path
+
+    def on_result(self, result: bytes | msgspec.Raw) -> None:
+        flight = self._caller.flight
+        assert flight is not None
+        assert flight.answered_by is not None
+        self._caller.on_result(self._filters.with_token(bytes(result), self._path, self._key, flight.answered_by))
 
     def on_error(self, error: bytes) -> None:
         self._caller.on_error(error)

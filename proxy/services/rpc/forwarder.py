@@ -196,7 +196,7 @@ class Forwarder:
         self, call: AdmittedCall, route: Route, how: Verification, key: Key, directives: Directives | None
     ) -> None:
         caller, policy, _ = call
-        if not policy.may_repeat or self._verifier is None:
+        if policy.method.kind != "read" or self._verifier is None:
             caller.on_fault(
                 InvalidRequest(
                     f"X-Verify: {policy.method.name} is not a read, so it cannot be verified", param="X-Verify"

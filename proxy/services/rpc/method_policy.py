@@ -113,7 +113,7 @@ class MethodPolicy:
         # The operator's replies to calls with given params.
         self.fixed: FixedReplies | None = None
         self.request_tail = request_tail(method.name)
-        self.may_repeat = method.kind == "read"
+        self.may_repeat = method.kind == "read" or method.page_token is not None
         # Whether replies may be cached or shared at all.
         self.cacheable = method.kind == "read" and method.cache != "never"
         self.has_block = method.block_at is not None
