@@ -43,6 +43,21 @@ SOCKETS = [
     ("quicknode", "my-node.base-mainnet.rpc.example.com", "/{key}/", "base/mainnet"),
 ]
 
+# Reads, with the native path of REST.
+READS = [
+    ("alchemy", "eth-mainnet.rpc.example.com", "/nft/v3/{key}/getNFTsForOwner?owner=0x1",
+     "/v1/alchemy/ethereum-mainnet/getNFTsForOwner", "owner=0x1"),
+    ("alchemy", "rpc.example.com", "/alchemy/eth-sepolia/nft/v3/{key}/getNFTMetadata",
+     "/v1/alchemy/ethereum-sepolia/getNFTMetadata", ""),
+    ("alchemy", "rpc.example.com", "/alchemy/base-mainnet/v2/{key}/getContractMetadata",
+     "/v1/alchemy/base-mainnet/getContractMetadata", ""),
+    ("alchemy", "rpc.example.com", "/alchemy/dev/v2/{key}/x?a[]=1&b=2&a%5B%5D=3&b=4", "/v1/alchemy/dev-mainnet/x",
+     "b=2&b=4&a=1,3"),
+    ("infura", "gas.rpc.example.com", "/v3/{key}/networks/1/suggestedGasFees",
+     "/v1/infura/ethereum-mainnet/suggestedGasFees", ""),
+    ("infura", "gas.rpc.example.com", "/networks/8453/suggestedGasFees", "/v1/infura/base-mainnet/suggestedGasFees", ""),
+]  # fmt: skip
+
 
 def reader_of(*names: str, own: str = "") -> TargetReader:
     return TargetReader(load_aliases(dict.fromkeys(names, True), TABLES, own=own), {"v1", "docs"})
@@ -63,6 +78,25 @@ def test_handshake_at_the_url_of_another_service_has_a_native_target(
 ) -> None:
     found = reader_of(name).read(target.format(key=KEY), host, "socket")
     assert found == RequestTarget(f"/v1/ws/{network}", path_key=KEY)
+
+
+@pytest.mark.parametrize(("name", "host", "target", "path", "query"), READS)
+def test_read_at_the_url_of_another_service_has_a_native_target(
+    name: str, host: str, target: str, path: str, query: str
+) -> None:
+    key = KEY if "{key}" in target else ""
+    expected = RequestTarget(path, query, path_key=key)
+    together = reader_of(*(each for each in SHIPPED if each != "proxyd"))
+    for kind in ("other", "call"):
+        assert reader_of(name).read(target.format(key=KEY), host, kind) == expected
+    assert together.read(target.format(key=KEY), host, "other") == expected
+    assert reader_of(name).read(target.format(key=KEY), host, "socket").path != path
+
+
+@pytest.mark.parametrize("word", ["get-it", "a.b", "..", "%2e%2e", "a%2Fb", "x" * 65])
+def test_read_has_a_plain_name(word: str) -> None:
+    target = f"/alchemy/eth-mainnet/v2/{KEY}/{word}"
+    assert reader_of("alchemy").read(target, "rpc.example.com", "other").path.startswith("/alchemy/")
 
 
 def test_every_shipped_alias_is_tested_and_a_setting() -> None:
@@ -125,6 +159,11 @@ def test_ambiguous_aliases_are_reported_with_files_and_lines() -> None:
             "mine.toml: patterns.0.path: must not start with /v1",
         ),
         ('title = "X"\n[[patterns]]\npath = "x"\n', "mine.toml: patterns.0.path:"),
+        ('title = "X"\n[[patterns]]\npath = "/{network}"\nto = "/v2"\n', "mine.toml: patterns.0.to:"),
+        (
+            'title = "X"\n[[patterns]]\npath = "/{network}"\nto = "/v1/{network}/{name}"\n',
+            "mine.toml: patterns.0.path: {name} must be once in the path and once in `to`",
+        ),
         (
             'title = "X"\n[[patterns]]\npath = "/{network}"\n[networks]\na = "atlantis/mainnet"\n',
             "mine.toml: networks.a: there is no network atlantis/mainnet (line 5)",

@@ -30,6 +30,7 @@ from proxy.store.postgres.replica import ReplicaReads
 from proxy.store.postgres.transfers import TransferStore
 from proxy.store.valkey.cache import DataCache
 from proxy.web.rest.endpoint import RestHandler
+from proxy.web.rest.foreign_shapes import AlchemyNfts
 from proxy.web.rest.nfts import NftHandlers
 from proxy.web.rest.path_address import PathAddresses
 from proxy.web.rest.simulate import SimulateHandlers
@@ -82,6 +83,7 @@ class DataFeature:
             images=self.nft_metadata,
             floors=Marketplace(self._fetcher, nfts.floor_url),
         )
+        self._has_alchemy = settings.aliases["alchemy"]
         self._addresses = PathAddresses(EnsNames(self.multicall, self.cache))
 
     def __repr__(self) -> str:
@@ -94,6 +96,7 @@ class DataFeature:
             **TransferHandlers(self.history, self._addresses).handlers(),
             **SimulateHandlers(self.simulations).handlers(),
             **NftHandlers(self.nft_metadata, self.collections, self._addresses).handlers(),
+            **AlchemyNfts(self.nft_metadata, self.collections, is_on=self._has_alchemy).handlers(),
         }
 
     def own_methods(self) -> dict[str, OwnMethod]:

@@ -27,6 +27,7 @@ from proxy.store.postgres.refusals import RefusalStore
 from proxy.store.postgres.wallets import WalletStore
 from proxy.turn_queue import TurnQueue
 from proxy.web.rest.endpoint import RestHandler
+from proxy.web.rest.foreign_shapes import InfuraGas
 from proxy.web.rest.gas import GasHandlers
 
 
@@ -42,6 +43,7 @@ class GasFeature:
         turns: TurnQueue,
     ) -> None:
         self._tables = tables
+        self._has_infura = settings.aliases["infura"]
         self.ledger = LedgerStore(pool)
         self.prices = GasPrices(internal_calls)
         plans = tables.plans.items()
@@ -66,7 +68,10 @@ class GasFeature:
 
     def handlers(self) -> dict[str, RestHandler]:
         """The handlers, by operation id."""
-        return GasHandlers(self.prices, self.policies, self.sponsor, self.refusals).handlers()
+        return {
+            **GasHandlers(self.prices, self.policies, self.sponsor, self.refusals).handlers(),
+            **InfuraGas(self.prices, is_on=self._has_infura).handlers(),
+        }
 
 
 def paymasters(settings: Settings, tables: Tables, environ: Mapping[str, str]) -> Paymasters:

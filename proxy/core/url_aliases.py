@@ -1,8 +1,12 @@
 """URLs of other services that mean networks here: patterns of hosts and paths, how they match, and which of them clash.
 
 A pattern has placeholders, each for a whole label of the host, segment of the path or value of the query: `{network}` is one
-of the alias's names of networks, `{key}` an API key, `{any}` anything. A host that ends in `*` continues with one or more
-labels; without a host, the pattern holds for every host. Query parameters that it does not name are kept.
+of the alias's names of networks, `{key}` an API key, `{name}` a word of letters and digits, `{any}` anything. A host that ends
+in `*` continues with one or more labels; without a host, the pattern holds for every host. Query parameters that it does not
+name are kept.
+
+A pattern means JSON-RPC or a socket, unless it names a REST path with `to`, in which `{network}` and `{name}` are filled in.
+Requests that are no calls are matched with these first, calls with these last.
 
 The pattern with the fewest placeholders in its path counts, and of several in one file the first. Two aliases whose patterns
 have as many, and give different results for the same URL, are ambiguous.
@@ -10,12 +14,14 @@ have as many, and give different results for the same URL, are ambiguous.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-NETWORK, KEY, ANY, REST = "{network}", "{key}", "{any}", "*"
-PLACEHOLDERS = (NETWORK, KEY, ANY)
+NETWORK, KEY, NAME, ANY, REST = "{network}", "{key}", "{name}", "{any}", "*"
+PLACEHOLDERS = (NETWORK, KEY, NAME, ANY)
+_WORD = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
 # Calls and preflights; handshakes of sockets; other requests, which are a mistake of their sender.
 RequestKind = Literal["call", "socket", "other"]
 # The network of a name, such as `ethereum/mainnet`; None if the alias does not have the name.
@@ -24,11 +30,12 @@ NetworkFinder = Callable[[str], str | None]
 
 @dataclass(frozen=True, slots=True)
 class UrlMeaning:
-    """The network and key that a URL means, and the parameters of its query that say so."""
+    """The network and key that a URL means, and the parameters of its query that say so. `path`: that of REST; else empty."""
 
     network: str
     key: str = ""
     taken: frozenset[str] = frozenset()
+    path: str = ""
 
     def __repr__(self) -> str:
         return f"<UrlMeaning {self.network} {'with' if self.key else 'without'} key>"
@@ -45,22 +52,24 @@ class SplitUrl:
 
 @dataclass(frozen=True, slots=True)
 class UrlPattern:
-    """Labels of the host, segments of the path and parameters of the query. `place`: the file and line that define it."""
+    """Labels of the host, segments of the path and parameters of the query. `place`: the file and line that define it. `to`:
+    the REST path that it means."""
 
     host: tuple[str, ...]
     path: tuple[str, ...]
     query: Mapping[str, str]
     place: str
+    to: str = ""
 
     def __repr__(self) -> str:
         return f"<UrlPattern {self.place}>"
 
     @classmethod
-    def of(cls, path: str, *, host: str = "", place: str = "") -> UrlPattern:
+    def of(cls, path: str, *, host: str = "", place: str = "", to: str = "") -> UrlPattern:
         segments, _, query = path.partition("?")
         labels = tuple(host.split(".")) if host else (REST,)
         pairs = [each.partition("=") for each in query.split("&") if each]
-        return cls(labels, tuple(segments.split("/")[1:]), {name: word for name, _, word in pairs}, place)
+        return cls(labels, tuple(segments.split("/")[1:]), {name: word for name, _, word in pairs}, place, to)
 
     @property
     def vagueness(self) -> int:
@@ -76,7 +85,11 @@ class UrlPattern:
             yield f"{KEY} must not be in the host: names of hosts are not secret"
         if REST in self.host[:-1]:
             yield f"{REST} must be at the end of the host"
-        for word in words:
+        if words.count(NAME) != self.to.count(NAME) or words.count(NAME) > 1:
+            yield f"{NAME} must be once in the path and once in `to`, or in neither"
+        if self.to and not self.to.startswith("/v1/"):
+            yield "`to` must be a path of the API, such as /v1/nfts/{network}"
+        for word in (*words, *self.to.split("/")):
             if ("{" in word or "}" in word) and word not in PLACEHOLDERS:
                 yield f"{word}: the placeholders are {', '.join(PLACEHOLDERS)}"
 
@@ -99,7 +112,10 @@ class UrlPattern:
                 return None
             found[word] = text
         network = find(found[NETWORK])
-        return None if network is None else UrlMeaning(network, found[KEY], frozenset(self.query))
+        if network is None or not _WORD.fullmatch(found.get(NAME, "x")):
+            return None
+        path = self.to.replace(NETWORK, network.replace("/", "-")).replace(NAME, found.get(NAME, ""))
+        return UrlMeaning(network, found[KEY], frozenset(self.query), path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,22 +134,32 @@ class UrlAliases:
 
     def __init__(self, aliases: Sequence[UrlAlias] = ()) -> None:
         patterns = [(pattern, alias.find) for alias in aliases for pattern in alias.patterns]
-        self._patterns = sorted(patterns, key=lambda each: each[0].vagueness)
+        patterns.sort(key=lambda each: each[0].vagueness)
+        self._of_calls = [each for each in patterns if not each[0].to]
+        self._of_rest = [each for each in patterns if each[0].to]
         self._names = [alias.name for alias in aliases]
 
     def __repr__(self) -> str:
         return f"<UrlAliases {', '.join(self._names)}>"
 
     def __bool__(self) -> bool:
-        return bool(self._patterns)
+        return bool(self._of_calls or self._of_rest)
 
     def read(self, url: SplitUrl, kind: RequestKind = "call") -> UrlMeaning | None:
-        for pattern, find in self._patterns:
-            found = pattern.read(url, find)
-            # A page that is opened in a browser has no key.
-            if found is not None and (found.key or kind != "other"):
-                return found
-        return None
+        if kind == "socket":
+            return _first(self._of_calls, url)
+        if kind == "call":
+            return _first(self._of_calls, url) or _first(self._of_rest, url)
+        found = _first(self._of_rest, url) or _first(self._of_calls, url)
+        # A page that is opened in a browser has no key.
+        return found if found is not None and (found.path or found.key) else None
+
+
+def _first(patterns: Sequence[tuple[UrlPattern, NetworkFinder]], url: SplitUrl) -> UrlMeaning | None:
+    for pattern, find in patterns:
+        if (found := pattern.read(url, find)) is not None:
+            return found
+    return None
 
 
 def clashes(aliases: Sequence[UrlAlias]) -> Iterator[str]:
@@ -150,7 +176,8 @@ def _clash(left: UrlPattern, right: UrlPattern) -> str:
 
 def _overlap(one: UrlAlias, left: UrlPattern, other: UrlAlias, right: UrlPattern) -> bool:
     if (
-        left.vagueness != right.vagueness
+        bool(left.to) != bool(right.to)
+        or left.vagueness != right.vagueness
         or len(left.path) != len(right.path)
         or not _hosts_overlap(one, left.host, other, right.host)
     ):
@@ -161,7 +188,8 @@ def _overlap(one: UrlAlias, left: UrlPattern, other: UrlAlias, right: UrlPattern
     if not all(_agree(one, word, other, text) for word, text in pairs):
         return False
     # The same URL with the same meaning is not ambiguous.
-    if (NETWORK, NETWORK) not in pairs or {(KEY, ANY), (ANY, KEY)} & set(pairs):
+    is_same = left.to == right.to and (NETWORK, NETWORK) in pairs
+    if not is_same or {(KEY, ANY), (ANY, KEY)} & set(pairs):
         return True
     return any(other.find(name) not in (None, network) for name, network in one.networks.items()) or any(
         one.find(name) not in (None, network) for name, network in other.networks.items()
@@ -183,7 +211,7 @@ def _agree(one: UrlAlias, word: str, other: UrlAlias, text: str) -> bool:
         return word == text
     if word == text == NETWORK:
         return any(other.find(name) for name in one.networks) or any(one.find(name) for name in other.networks)
-    if word in (KEY, ANY) or text in (KEY, ANY):
+    if word in (KEY, NAME, ANY) or text in (KEY, NAME, ANY):
         return True
     if NETWORK in (word, text):
         return bool(one.find(text) if word == NETWORK else other.find(word))

@@ -174,6 +174,7 @@ class DevService:
             # Charts show calls at once.
             "usage": {"flush_s": 1.0, "rollup_s": 2.0},
             "rpc": {"alchemy_methods": True},
+            "aliases": {"alchemy": True, "infura": True},
         }
         overrides = {
             "server": server,

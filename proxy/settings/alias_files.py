@@ -71,6 +71,7 @@ class _AliasFile:
             UrlPattern.of(
                 each["path"],
                 host=each.get("host", ""),
+                to=each.get("to", ""),
                 place=f"{self.path.name} line {line_of(text, f'patterns.{index}.path')}",
             )
             for index, each in enumerate(self._data["patterns"])

@@ -10,7 +10,7 @@ a path for sockets, which clients of Cosmos chains add.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote, unquote_plus
 
@@ -23,6 +23,8 @@ _PATH_KEY = re.compile(r"(/v1/(?:rpc|ws|bundler|paymaster)/[^/]+/[^/]+)/([^/]+)(
 _SLASH = re.compile(r"(/v1/rpc/[^/]+/[^/]+)/")
 # A route never begins like a key.
 _REST_KEY = re.compile(r"(/v1/rest/[^/]+/[^/]+)/(svc_(?:live|test)_[^/]*)(/.*)?")
+
+_LIST_NAME = re.compile(r"(\w+)(?:\[\]|%5[Bb]%5[Dd])", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,5 +109,20 @@ class TargetReader:
             return None
         stem = "rpc" if kind == "call" else "ws"
         parts = [part for part in query.split("&") if unquote_plus(part.partition("=")[0]) not in found.taken]
+        if found.path:
+            rest = read_target(f"/?{_with_joined_lists(parts)}")
+            return RequestTarget(found.path, rest.query, found.key, rest.query_keys)
         rest = read_target(f"/?{'&'.join(parts)}")
         return RequestTarget(f"/v1/{stem}/{found.network}", rest.query, found.key, rest.query_keys)
+
+
+def _with_joined_lists(parts: Sequence[str]) -> str:
+    """A query whose lists, `name[]=a&name[]=b`, have the form of the API: `name=a,b`."""
+    plain, lists = list[str](), dict[str, list[str]]()
+    for part in parts:
+        name, _, value = part.partition("=")
+        if found := _LIST_NAME.fullmatch(name):
+            lists.setdefault(found[1], []).append(value)
+        else:
+            plain.append(part)
+    return "&".join((*plain, *(f"{name}={','.join(values)}" for name, values in lists.items())))

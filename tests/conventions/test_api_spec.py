@@ -63,6 +63,11 @@ ENDPOINTS = {
 # Endpoints beyond the specification: the networks (for every key), managing policies and webhooks, and the paymaster of wallet
 # libraries (ERC-7677).
 ADDED = {
+    # The shapes of other services, for their SDKs.
+    ("GET", "/alchemy/{chain}/getNFTsForOwner"): "data:read",
+    ("GET", "/alchemy/{chain}/getNFTMetadata"): "data:read",
+    ("GET", "/alchemy/{chain}/getContractMetadata"): "data:read",
+    ("GET", "/infura/{chain}/suggestedGasFees"): "rpc:read",
     ("GET", "/chains"): "",
     ("GET", "/tokens/{chain}/holders/{contract}"): "data:read",
     ("GET", "/transfers/{chain}/{address}"): "data:read",

@@ -6,6 +6,7 @@ the index, or from a token that has an owner. Any other contract is not a collec
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -37,7 +38,8 @@ class ImageSource(Protocol):
     """Metadata of NFTs."""
 
     async def known(self, network: Network, nfts: Sequence[tuple[bytes, int]]) -> Sequence[Mapping[str, Any] | None]:
-        """The name and image_url of each NFT; None if they cannot be read soon."""
+        """What is known of each NFT (name, image_url, image_gateway_url, description, traits, fetch_status); None if it cannot
+        be read soon."""
         ...
 
     async def document(self, uri: str) -> Mapping[str, str] | None:
@@ -115,39 +117,57 @@ class CollectionService:
 
     # NFTs of one owner
 
-    async def owned(self, network: Network, holder: bytes, page: Page) -> dict[str, Any]:
-        """A page of an owner's tokens in the index, ordered by contract and id."""
+    async def owned(
+        self, network: Network, holder: bytes, page: Page, *, contracts: Sequence[bytes] = (), detailed: bool = False
+    ) -> dict[str, Any]:
+        """A page of an owner's tokens in the index, of these contracts or of all, ordered by contract and id. `detailed`: with
+        all that is known of each."""
 
         async def look() -> tuple[list[NftHolding], int]:
-            rows = await self.holdings.nfts_of(network.id, holder, limit=page.limit, offset=page.offset)
-            return rows, await self.holdings.count_nfts(network.id, holder)
+            rows = await self.holdings.nfts_of(
+                network.id, holder, limit=page.limit, offset=page.offset, contracts=contracts
+            )
+            return rows, await self.holdings.count_nfts(network.id, holder, contracts)
 
         async def read() -> dict[str, Any]:
             (rows, total), block = await self.contracts.at_one_block(network, look)
-            return {"nfts": await self._items(network, rows, block), "total": total, "as_of_block": block}
+            items = await self._items(network, rows, block, detailed=detailed)
+            return {"nfts": items, "total": total, "as_of_block": block}
 
         name = f"{holder.hex()}/{page.number}/{page.limit}@{(await self.contracts.newest_block(network)).name}"
+        if detailed:
+            name += f"/{hashlib.sha256(b''.join(sorted(contracts))).hexdigest()}"
         keep_s = about_a_block(network)
         found: dict[str, Any] = await self.cache.once(network.id, "owned", name, make=read, ttl_s=keep_s)
         return found
 
-    async def _items(self, network: Network, rows: Sequence[NftHolding], block: int) -> list[dict[str, Any]]:
+    async def _items(
+        self, network: Network, rows: Sequence[NftHolding], block: int, *, detailed: bool
+    ) -> list[dict[str, Any]]:
         contracts = [*dict.fromkeys(row.contract for row in rows)]
         at = min(block, await self.multicall.tip(network))
         collections = await self.contracts.known(network, contracts, at)
         images = await self.images.known(network, [(row.contract, row.token_id) for row in rows])
-        return [
-            {
+        items = []
+        for row, known in zip(rows, images, strict=True):
+            seen = known or {}
+            item = {
                 "contract": address.checksum(row.contract),
                 "token_id": str(row.token_id),
-                "name": (known or {}).get("name"),
+                "name": seen.get("name"),
                 "collection_name": collections[row.contract].name,
-                "image_url": (known or {}).get("image_url"),
+                "image_url": seen.get("image_url"),
                 "standard": STANDARDS[row.standard],
                 "balance": str(row.amount),
             }
-            for row, known in zip(rows, images, strict=True)
-        ]
+            if detailed:
+                item |= {name: seen.get(name) for name in ("description", "image_gateway_url", "traits")}
+                item |= {
+                    "symbol": collections[row.contract].symbol,
+                    "fetch_status": seen.get("fetch_status", "timeout"),
+                }
+            items.append(item)
+        return items
 
 
 def _standard(replies: Sequence[bytes | None], counted: Collection) -> str | None:

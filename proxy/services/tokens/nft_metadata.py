@@ -44,6 +44,7 @@ _MAX_CHARS_PER_BYTE = 3
 # In a list of a hundred tokens, longer images are left out, and inline documents in longer URIs are not decoded, because they
 # would delay the whole list.
 _MAX_LISTED_IMAGE = 16_384
+_MAX_LISTED_TRAITS = 4_096
 _MAX_LISTED_URI = 65_536
 # How long a list waits for documents that are not cached yet.
 LISTING_S = 2.0
@@ -146,13 +147,26 @@ class NftMetadata:
     # Documents
 
     async def known(self, network: Network, tokens: Sequence[tuple[bytes, int]]) -> list[Mapping[str, Any] | None]:
-        """Name and image of each (contract, token id); None where they cannot be read within `LISTING_S`."""
+        """The metadata of each (contract, token id), without long parts; None where it cannot be read within `LISTING_S`."""
         cached = await self._cache.get(network.id, _KIND, [_name(*token) for token in tokens])
         found = dict(zip(tokens, cached, strict=True))
         missing = [token for token, fields in found.items() if fields is None]
         if missing:
             found |= await self._read_in_time(network, missing)
-        return [_listed(found[token]) for token in tokens]
+        return [self._listed(found[token]) for token in tokens]
+
+    def _listed(self, fields: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        if fields is None:
+            return None
+        image, traits = fields["image_url"], fields["traits"]
+        image = image if image and len(image) <= _MAX_LISTED_IMAGE else None
+        length = sum(len(each["trait_type"] or "") + len(each["value"] or "") for each in traits)
+        return {
+            **{name: fields[name] for name in ("name", "description", "fetch_status")},
+            "image_url": image,
+            "image_gateway_url": uris.over_http(image, self._gateways) if image else None,
+            "traits": traits if length <= _MAX_LISTED_TRAITS else None,
+        }
 
     async def _read_in_time(
         self, network: Network, tokens: Sequence[tuple[bytes, int]]
@@ -280,13 +294,6 @@ def _without_uri(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _shown_uri(uri: str | None) -> str | None:
     return None if uri is None or len(uri) > _MAX_SHOWN_URI else display_text.cleaned(uri, _MAX_SHOWN_URI)
-
-
-def _listed(fields: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if fields is None:
-        return None
-    image = fields["image_url"]
-    return {"name": fields["name"], "image_url": image if image and len(image) <= _MAX_LISTED_IMAGE else None}
 
 
 def _no_token(network: Network, contract: bytes, token_id: int) -> NotFound:

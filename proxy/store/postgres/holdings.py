@@ -68,13 +68,15 @@ class HoldingStore:
         rows = await self._fetch(sql.holdings.tokens_of, network, holder, limit)
         return [TokenHolding(contract, int(amount)) for contract, amount in rows]
 
-    async def nfts_of(self, network: str, holder: bytes, *, limit: int, offset: int = 0) -> list[NftHolding]:
-        """Return the holder's NFTs, ordered by contract and token id."""
-        rows = await self._fetch(sql.holdings.nfts_of, network, holder, limit, offset)
+    async def nfts_of(
+        self, network: str, holder: bytes, *, limit: int, offset: int = 0, contracts: Sequence[bytes] = ()
+    ) -> list[NftHolding]:
+        """Return the holder's NFTs, of these contracts or of all, ordered by contract and token id."""
+        rows = await self._fetch(sql.holdings.nfts_of, network, holder, limit, offset, contracts or None)
         return [NftHolding(contract, int(token), int(amount), standard) for contract, token, amount, standard in rows]
 
-    async def count_nfts(self, network: str, holder: bytes) -> int:
-        (row,) = await self._fetch(sql.holdings.count_nfts, network, holder)
+    async def count_nfts(self, network: str, holder: bytes, contracts: Sequence[bytes] = ()) -> int:
+        (row,) = await self._fetch(sql.holdings.count_nfts, network, holder, contracts or None)
         return int(row[0])
 
     async def holders_of(self, network: str, contract: bytes, token_id: int, *, limit: int) -> list[HolderShare]:

@@ -35,17 +35,17 @@ class NftHandlers:
         return {"read_nft": self._nft, "read_nft_collection": self._collection, "list_owned_nfts": self._owned}
 
     async def _nft(self, request: RestRequest) -> Any:
-        network = _with_nfts(request)
-        token_id, contract = _token_id(request), await self._addresses.contract(request, network)
+        network = with_nfts(request)
+        token_id, contract = token_id_of(request.path["token_id"]), await self._addresses.contract(request, network)
         return await self._metadata.read(network, contract, token_id, refresh=request.query["refresh"])
 
     async def _collection(self, request: RestRequest) -> Any:
-        network = _with_nfts(request)
+        network = with_nfts(request)
         found = await self._collections.collection(network, await self._addresses.contract(request, network))
         return {"chain": request.path["chain"], **found}
 
     async def _owned(self, request: RestRequest) -> Any:
-        network = _with_nfts(request)
+        network = with_nfts(request)
         request.require_all_contracts()
         holder = await self._addresses.of(request, network)
         found = await self._collections.owned(network, holder, request.page)
@@ -53,16 +53,16 @@ class NftHandlers:
         return {"address": shown, "chain": request.path["chain"], "page": request.page.number, **found}
 
 
-def _with_nfts(request: RestRequest) -> Network:
+def with_nfts(request: RestRequest) -> Network:
     network = request.network()
     if "nfts" not in family_of(network).features:
         raise NotFound(f"NFTs are not supported on {network.id}")
     return network
 
 
-def _token_id(request: RestRequest) -> int:
-    text = request.path["token_id"]
+def token_id_of(text: str, parameter: str = "token_id") -> int:
+    """The number of a token, in decimal or hex, which the API spec has checked."""
     found = int(text, 16 if text.startswith("0x") else 10)
     if found > _LARGEST_ID:
-        raise InvalidRequest("parameter 'token_id': must be at most 256 bits", param="token_id")
+        raise InvalidRequest(f"parameter {parameter!r}: must be at most 256 bits", param=parameter)
     return found

@@ -51,11 +51,13 @@ limit $3;
 -- nfts_of
 select contract, token_id, amount, standard from nft_holdings
 where network = (select number from followed_networks where network = $1) and holder = $2 and amount > 0
+    and ($5::bytea[] is null or contract = any($5::bytea[]))
 order by contract, token_id limit $3 offset $4;
 
 -- count_nfts
 select count(*) from nft_holdings
-where network = (select number from followed_networks where network = $1) and holder = $2 and amount > 0;
+where network = (select number from followed_networks where network = $1) and holder = $2 and amount > 0
+    and ($3::bytea[] is null or contract = any($3::bytea[]));
 
 -- holders_of
 select holder, amount from nft_holdings
