@@ -41,12 +41,14 @@ def register(commands: Any) -> None:
     context.add_action(actions, "list", "list upstreams as all workers see them", _list, fleet_store)
     cordon = context.add_action(actions, "cordon", "take an upstream out of use on every host", _cordon, fleet_store)
     cordon.add_argument("label", help="the upstream's label, such as ethereum/mainnet#1")
+    cordon.add_argument("--method", metavar="NAME", help="only this method; the upstream keeps its other calls")
     cordon.add_argument("--reason", default="", help="a note for other operators")
     cordon.add_argument(
         "--last", action="store_true", help="also the last upstream of its network: its calls then fail; do not ask"
     )
     uncordon = context.add_action(actions, "uncordon", "use a cordoned upstream again", _uncordon, fleet_store)
     uncordon.add_argument("label", help="the upstream's label, such as ethereum/mainnet#1")
+    uncordon.add_argument("--method", metavar="NAME", help="only this method")
     promote = context.add_action(
         actions, "promote", "send calls to an upstream on trial (canary), more with each step", _promote, fleet_store
     )
@@ -80,6 +82,8 @@ async def fleet_store(args: argparse.Namespace) -> AsyncIterator[FleetStore]:
 
 async def _list(store: FleetStore, args: argparse.Namespace) -> None:
     cordons = {row["label"]: row["reason"] or "yes" for row in (await store.cordons()).values()}
+    for row in await store.method_cordons():
+        cordons[row["label"]] = ", ".join(filter(None, (cordons.get(row["label"]), row["method"])))
     found = [{**each, "cordon": cordons.get(each["label"])} for each in await upstreams_of(store)]
     output.rows(found, COLUMNS, as_json=args.json)
 
@@ -96,6 +100,9 @@ async def _cordon(store: FleetStore, args: argparse.Namespace) -> None:
     known = {each["label"]: each["id"] for network in networks for each in network["upstreams"]}
     if args.label not in known:
         raise NotFound(f"no running worker has an upstream {args.label}; there are: {', '.join(known) or 'none'}")
+    if args.method:
+        await _cordon_method(store, args, known[args.label])
+        return
     if not args.last and (network := last_upstream_of(networks, known[args.label])):
         _confirm_last(args.label, network)
     await store.cordon(known[args.label], label=args.label, reason=args.reason, by=context.COMMAND_LINE.name)
@@ -114,7 +121,29 @@ def _confirm_last(label: str, network: str) -> None:
         raise InvalidRequest("nothing was cordoned. Use --last to skip the question")
 
 
+async def _cordon_method(store: FleetStore, args: argparse.Namespace, upstream_id: str) -> None:
+    by = context.COMMAND_LINE.name
+    await store.cordon_method(upstream_id, args.method, label=args.label, reason=args.reason, by=by)
+    after = {"method": args.method, "cordoned": True, "reason": args.reason}
+    await context.record("admin_cordon", subject=args.label, before={"cordoned": False}, after=after)
+    output.row({"label": args.label, "method": args.method, "cordoned": True}, as_json=args.json)
+
+
+async def _uncordon_method(store: FleetStore, args: argparse.Namespace) -> None:
+    found = {(row["label"], row["method"]): row["upstream"] for row in await store.method_cordons()}
+    if (args.label, args.method) not in found:
+        listed = ", ".join(f"{method} of {label}" for label, method in found) or "none"
+        raise NotFound(f"{args.method} of {args.label} is not cordoned; cordoned are: {listed}")
+    await store.uncordon_method(found[args.label, args.method], args.method)
+    after = {"method": args.method, "cordoned": False}
+    await context.record("admin_uncordon", subject=args.label, before={"cordoned": True}, after=after)
+    output.row({"label": args.label, "method": args.method, "cordoned": False}, as_json=args.json)
+
+
 async def _uncordon(store: FleetStore, args: argparse.Namespace) -> None:
+    if args.method:
+        await _uncordon_method(store, args)
+        return
     cordons = {row["label"]: upstream_id for upstream_id, row in (await store.cordons()).items()}
     if args.label not in cordons:
         raise NotFound(f"{args.label} is not cordoned; cordoned are: {', '.join(cordons) or 'none'}")

@@ -193,7 +193,9 @@ class UpstreamHealth:
         # The blocks that it has, for each kind of data.
         self.bounds = bounds or DataBounds()
         self.allow = frozenset(allow)
-        self.deny = frozenset(deny)
+        self.deny = self._own_deny = frozenset(deny)
+        # Methods that an operator has taken out of use here.
+        self.cordoned_methods: frozenset[str] = frozenset()
         self.serves_all = not self.allow and not self.deny
         # Methods that it said it does not have, and until when that is believed.
         self.lacking: dict[str, float] = {}
@@ -363,6 +365,13 @@ class UpstreamHealth:
         self.cordoned = cordoned
         self.refresh(now)
 
+    def cordon_methods(self, methods: frozenset[str], now: float) -> None:
+        """An operator cordons these methods, and no others."""
+        self.cordoned_methods = methods
+        self.deny = self._own_deny | methods
+        self.serves_all = not self.allow and not self.deny
+        self.refresh(now)
+
     def set_standing(self, standing: Standing, now: float) -> bool:
         """Record whether its chain and branch are right. Returns whether the outcome is new."""
         if standing == self.standing:
@@ -412,6 +421,8 @@ class UpstreamHealth:
         self.free = now >= self.paused_until and not (
             self.pause_s or self.pace_s or self.rate is not None or self.meter is not None or self.withheld
         )
+        if self.cordoned_methods:
+            self.free = False  # The short path does not check methods.
 
     def _is_out(self, now: float) -> bool:
         is_trusted = self.standing == "good" and now >= self.distrusted_until

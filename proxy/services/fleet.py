@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -78,6 +78,9 @@ class Cordons:
         """Read the cordons and apply them."""
         wanted = frozenset(await self._store.cordons(within_s=5.0))
         self._apply(wanted)
+        self._apply_methods(
+            [(row["upstream"], row["method"]) for row in await self._store.method_cordons(within_s=5.0)]
+        )
         if self.canaries:
             shares = await self._store.shares(within_s=5.0)
             for upstream_id, shadow in self.canaries.items():
@@ -101,6 +104,13 @@ class Cordons:
                 log.warning(
                     "upstream cordoned" if health.cordoned else "upstream uncordoned", extra={"upstream": health.label}
                 )
+
+    def _apply_methods(self, wanted: Sequence[tuple[str, str]]) -> None:
+        for health in self._healths():
+            methods = frozenset(method for upstream_id, method in wanted if upstream_id == health.upstream_id)
+            if methods != health.cordoned_methods:
+                health.cordon_methods(methods, time.monotonic())
+                log.warning("methods cordoned", extra={"upstream": health.label, "methods": sorted(methods)})
 
     def listen(self, notices: Notices) -> None:
         notices.listen(CHANNEL, self._note)

@@ -145,12 +145,16 @@ async def test_upstream_out_of_service_stays_out_during_a_rotation(pool: Pool) -
     fleet = FleetStore(pool)
     async with pool.connection() as connection:
         await peppers.admit(connection, OLD, "", {})
+        await connection.execute(
+            "insert into method_cordons (upstream, method, label, reason, by_whom) values ('old', 'm', 'l', 'r', 'w')"
+        )
         await connection.execute("insert into cordons (upstream, label, reason, by_whom) values ('old', 'l', 'r', 'w')")
         await connection.execute(
             "insert into canary_shares (upstream, label, share, reason) values ('old', 'l', 0.05, 'r')"
         )
         await peppers.admit(connection, NEW, OLD, {"old": "new", "absent": "none"})
     assert set(await fleet.cordons()) == {"old", "new"}
+    assert {row["upstream"] for row in await fleet.method_cordons()} == {"old", "new"}
     assert {upstream: row["share"] for upstream, row in (await fleet.shares()).items()} == {"old": 0.05, "new": 0.05}
 
 

@@ -83,6 +83,19 @@ class FleetStore:
         async with self._pool.connection() as connection:
             await connection.execute(sql.fleet.drop_cordon, upstream_id)
 
+    async def method_cordons(self, *, within_s: float | None = None) -> list[asyncpg.Record]:
+        """Return the cordons of single methods."""
+        async with self._pool.connection(within_s=within_s) as connection:
+            return await connection.fetch(sql.fleet.list_method_cordons)
+
+    async def cordon_method(self, upstream_id: str, method: str, *, label: str, reason: str, by: str) -> None:
+        async with self._pool.connection() as connection:
+            await connection.execute(sql.fleet.add_method_cordon, upstream_id, method, label, reason, by)
+
+    async def uncordon_method(self, upstream_id: str, method: str) -> None:
+        async with self._pool.connection() as connection:
+            await connection.execute(sql.fleet.drop_method_cordon, upstream_id, method)
+
     # Canaries
 
     async def shares(self, *, within_s: float | None = None) -> dict[str, asyncpg.Record]:

@@ -70,7 +70,7 @@ async def admit(connection: DatabaseConnection, pepper: str, previous: str, upst
         await connection.execute(sql.peppers.lock_peppers)
         if await check(connection, pepper, previous) == "new":
             await connection.execute(sql.peppers.add_pepper, check_value(pepper))
-            for query in (sql.peppers.copy_cordon, sql.peppers.copy_share):
+            for query in (sql.peppers.copy_cordon, sql.peppers.copy_method_cordon, sql.peppers.copy_share):
                 await connection.executemany(query, list(upstream_ids.items()))
 
 

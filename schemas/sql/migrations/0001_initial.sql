@@ -1740,6 +1740,20 @@ end $$;
 create trigger cordons_notice after insert or update or delete on cordons
 for each statement execute function notice_cordons();
 
+-- Methods of upstreams that an operator has taken out of service.
+create table method_cordons (
+    upstream text not null,
+    method text not null,
+    label text not null,
+    reason text not null,
+    by_whom text not null,
+    created_at timestamptz not null default now(),
+    primary key (upstream, method)
+);
+
+create trigger method_cordons_notice after insert or update or delete on method_cordons
+for each statement execute function notice_cordons();
+
 -- The part of calls that upstreams get while they are promoted (`canary` in the settings). Without a row it is 0.
 create table canary_shares (
     upstream text primary key,

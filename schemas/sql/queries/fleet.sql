@@ -39,6 +39,17 @@ on conflict (upstream) do update set label = excluded.label, reason = excluded.r
 -- drop_cordon
 delete from cordons where upstream = $1;
 
+-- list_method_cordons
+select upstream, method, label, reason from method_cordons order by label, method;
+
+-- add_method_cordon
+insert into method_cordons (upstream, method, label, reason, by_whom) values ($1, $2, $3, $4, $5)
+on conflict (upstream, method) do update set
+    label = excluded.label, reason = excluded.reason, by_whom = excluded.by_whom, created_at = now();
+
+-- drop_method_cordon
+delete from method_cordons where upstream = $1 and method = $2;
+
 -- list_shares
 select upstream, label, share, reason, changed_at from canary_shares;
 

@@ -58,6 +58,11 @@ with factor as (
 update webhooks set secret = $4, old_secret = $5
 where id = $1 and secret = $2 and old_secret is not distinct from $3;
 
+-- copy_method_cordon
+insert into method_cordons (upstream, method, label, reason, by_whom, created_at)
+select $2, method, label, reason, by_whom, created_at from method_cordons where upstream = $1
+on conflict (upstream, method) do nothing;
+
 -- copy_share
 insert into canary_shares (upstream, label, share, reason, changed_at)
 select $2, label, share, reason, changed_at from canary_shares where upstream = $1
