@@ -16,6 +16,7 @@ import orjson
 
 from proxy.core.action_changes import ChangedMembers, changed_members
 from proxy.web.api_spec import SCHEMAS_AT, ApiOperation, ApiSpec
+from proxy.web.reply import EncodedList
 
 # Longer lists would take the loop's time, and the log keeps only a few of their values.
 MOST_DECODED = 16_384
@@ -55,10 +56,9 @@ def _decoded(found: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def _value(value: Any) -> Any:
-    if not isinstance(value, orjson.Fragment):
+    if not isinstance(value, EncodedList):
         return value
-    raw = orjson.dumps(value)
-    return orjson.loads(raw) if len(raw) <= MOST_DECODED else f"{raw.count(b',') + 1} values"
+    return orjson.loads(value.json) if len(value.json) <= MOST_DECODED else f"{value.length} values"
 
 
 class ChangedObjects:

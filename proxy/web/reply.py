@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from aiohttp import web
@@ -86,6 +86,13 @@ async def compress(request: web.Request, reply: web.StreamResponse, *, least: in
         reply.headers["Content-Encoding"] = encodings.NAMES[encoding]
 
 
+class EncodedList(NamedTuple):
+    """A list in the data of a reply that is JSON already: a long one is encoded in turns of its account."""
+
+    json: bytes
+    length: int
+
+
 async def encoded_reply(data: Any, *, status: int, headers: Mapping[str, str] | None) -> web.Response:
     """The reply of an operation. After a large one is encoded, other clients have their turns before its data is freed."""
     reply = json_reply(data, status=status, headers=headers)
@@ -95,7 +102,14 @@ async def encoded_reply(data: Any, *, status: int, headers: Mapping[str, str] | 
 
 
 def json_reply(data: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(body=orjson.dumps(data), status=status, headers=headers, content_type=JSON)
+    body = orjson.dumps(data, default=_encoded)
+    return web.Response(body=body, status=status, headers=headers, content_type=JSON)
+
+
+def _encoded(value: object) -> orjson.Fragment:
+    if isinstance(value, EncodedList):
+        return orjson.Fragment(value.json)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def fault_reply(fault: Fault, site: str) -> web.Response:

@@ -19,7 +19,7 @@ PARSERS = {
 IN_WEB = {
     "web/api_spec.py orjson.loads((schemas / 'openapi.json').read_bytes())": "a file of the project",
     "web/api_spec.py orjson.loads(path.read_bytes())": "a file of the project",
-    "web/changed_objects.py orjson.loads(raw)": "a list that we have encoded, of 16 KiB at most",
+    "web/changed_objects.py orjson.loads(value.json)": "a list that we have encoded, of 16 KiB at most",
     "web/dashboard/network_list.py orjson.loads(text)": "an example of the project",
     "web/websocket/subscription_request.py msgspec.json.Decoder()": "params of a call, which jsonrpc.parse has bounded",
     "web/websocket/subscriptions.py msgspec.json.decode(why.error if isinstance(why, RpcError) else rpc_error_of(why))": (

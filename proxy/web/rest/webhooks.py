@@ -15,6 +15,7 @@ from proxy.services.events.mined_lookups import CALLS_PER_LOOKUP
 from proxy.services.webhooks.backtest import Backtest
 from proxy.services.webhooks.webhooks import CreatedWebhook, Webhook, WebhookChange, WebhookService
 from proxy.turn_queue import next_turn
+from proxy.web.reply import EncodedList
 from proxy.web.rest.deliveries import shown_health
 from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
 
@@ -171,7 +172,7 @@ class WebhookHandlers:
             parts += (orjson.dumps(part)[1:-1], b",")
         await next_turn()
         # Megabytes are copied once.
-        addresses = orjson.Fragment(b"".join((*parts[: max(1, len(parts) - 1)], b"]")))
+        addresses = EncodedList(b"".join((*parts[: max(1, len(parts) - 1)], b"]")), found.addresses)
         await next_turn()
         return {"addresses": addresses, **found.config}
 
