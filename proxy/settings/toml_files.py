@@ -61,7 +61,8 @@ def with_line(path: Path, fault: str) -> str:
 
 def line_of(text: str, name: str) -> int | None:
     """The line of a key such as `upstreams.0.url`, or of the innermost table or value around it that has one."""
-    steps, lines = name.split("."), text.splitlines()
+    # A route, such as `methods.GET /spec.json`, is one key.
+    steps, lines = name.split(".", 1 if "/" in name else -1), text.splitlines()
     keys = [(number, key) for number, key in _keys(lines) if steps[: len(key)] == key]
     if not keys:
         return None
