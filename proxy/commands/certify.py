@@ -13,7 +13,6 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from proxy.chains.families import family_of
@@ -45,7 +44,7 @@ CANDIDATE: Final = "candidate"
 
 
 def add_reporting(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--html", type=Path, metavar="FILE", help="also write the report as a page")
+    parser.add_argument("--html", type=context.new_file, metavar="FILE", help="also write the report as a page")
 
 
 def add_certify(actions: Any) -> None:
@@ -116,6 +115,8 @@ def _certify(args: argparse.Namespace) -> int:
 
 def with_candidate(found: Settings, args: argparse.Namespace) -> Settings:
     """The settings with two upstreams alone: the one in use, and the candidate."""
+    if not args.url.startswith(("http://", "https://")):
+        raise InvalidRequest(f"the candidate must be an http or https URL, not {args.url!r}")
     known = [each for each in found.upstreams if args.network in (None, each.network) and not each.shadow]
     known = [each for each in known if args.against in (None, each.name) and not each.url.startswith("ws")]
     if not known:

@@ -64,6 +64,18 @@ def address(text: str) -> str:
     return text.lower()
 
 
+def new_file(text: str) -> Path:
+    """The type of an argument that is a file to write, for commands that write it after long work."""
+    found = Path(text)
+    if found.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is a directory: name a file")
+    if not found.parent.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"the directory {found.parent} does not exist: create it, or name another file"
+        )
+    return found
+
+
 # As long as a pepper must be.
 NO_PEPPER = "-" * 32
 

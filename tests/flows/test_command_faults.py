@@ -15,11 +15,15 @@ from typing import Any
 import pytest
 
 from proxy import __main__ as command_line
+from proxy import settings
 from proxy.__main__ import COMMANDS, INTERNAL, OVERVIEW, main
+from proxy.commands.certify import with_candidate
 from proxy.commands.completion import _whole_parser
 from proxy.commands.keys import _details
 from proxy.errors import InvalidRequest
 from tests.service import ROOT, until
+
+ENVIRONMENT = {"DATABASE_URL": "postgresql://x@127.0.0.1:1/x", "PENSTOCK_KEYS__PEPPER": "p" * 40}
 
 
 def leaves(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -107,6 +111,23 @@ def test_file_that_the_system_refuses_is_named(
 def test_time_that_is_none_is_refused_in_words(text: str) -> None:
     with pytest.raises(InvalidRequest, match="--expires-at"):
         _details(argparse.Namespace(expires_at=text, owner=None, note=None))
+
+
+@pytest.mark.parametrize("file", ["missing/report.html", "file/report.html", "a-directory", ""])
+@pytest.mark.parametrize("words", [("trial",), ("certify", "http://127.0.0.1:1")], ids=" ".join)
+def test_file_is_refused_before_the_work_for_it(
+    words: tuple[str, ...], file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a-directory").mkdir()
+    (tmp_path / "file").write_text("")
+    errors = fails_in_words(["upstreams", *words, "--html", str(tmp_path / file)], capsys)
+    assert "argument --html: " in errors
+
+
+@pytest.mark.parametrize("url", ["", "x", "ws://127.0.0.1:1", "[]", "é\u202e"])
+def test_candidate_without_a_url_is_refused_before_it_is_called(url: str) -> None:
+    with pytest.raises(InvalidRequest, match="must be an http or https URL"):
+        with_candidate(settings.load(environ=ENVIRONMENT), argparse.Namespace(url=url))
 
 
 async def test_interrupt_ends_a_command_quietly() -> None:
