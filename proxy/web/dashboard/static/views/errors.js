@@ -44,7 +44,7 @@ function errorsTable(errors, { client, path, more }) {
   const link = ({ status, code, method, key_id: key }) => linkTo(path, { reason: "failed", ...more, status, code, method, key });
   return table("Errors", [
     { name: "Status", show: (each) => outcome(each.status, true) },
-    { name: "Code", show: (each) => [el("code", null, each.code ?? format.NONE), el("span.below", { title: each.example_message }, format.beginning(each.example_message, 160))] },
+    { name: "Code", show: (each) => [el("code", null, each.code ?? format.NONE), el("span.below.breaks", { title: each.example_message }, format.beginning(each.example_message, 160))] },
     { name: "Method", show: (each) => el("span.nowrap", null, methodName(each.method)) },
     { name: "Key", show: (each) => (each.key_name ? el("span", { class: each.key_name.length <= SHORT && "nowrap" }, each.key_name) : idText(each.key_id)) },
     client === admin && { name: "Account", show: (each) => each.account_name ?? idText(each.account_id) },

@@ -90,7 +90,7 @@ class PolicyView {
     const { refusals } = await account.get(`${this.#path}/refusals${query({ limit: LIMIT })}`);
     refreshChildren(this.#refusals, card("Recent refusals", refusals.length ? table("Recent refusals", [
       { name: "Time", show: (each) => format.time(each.at) },
-      { name: "Rule", show: (each) => el("code.whole", null, each.rule) },
+      { name: "Rule", show: (each) => el("code.nowrap", null, each.rule) },
       { name: "Sender", show: (each) => idText(each.sender) },
       { name: "Message", show: (each) => each.message },
     ], refusals) : empty("No refusals")));
