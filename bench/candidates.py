@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from bench import baselines, machine, service, tls_files
 from bench.baselines import BASELINES, KEY, PATH
-from bench.cases import ALL_HEALTHY, NO_VALKEY, OWN_RPC, RPC, Case
+from bench.cases import ALL_HEALTHY, NO_VALKEY, OWN_RPC, RPC, Case, at_path
 from bench.loaders import MARKER, DeepStub, Stub, Target
 from bench.peers import PEERS
 from bench.processes import StartFailed
@@ -68,8 +68,7 @@ class Candidates:
         if member.name in self.peers:
             return self.peers[member.name]
         if member.stem != RPC:
-            found = self.target(member._replace(stem=RPC), cpus)
-            return replace(found, path=found.path.replace(f"/{RPC}/", f"/{member.stem}/"))
+            return at_path(self.target(member._replace(stem=RPC), cpus), member.stem)
         if member in self._running:
             return self._running[member][1]
         if reason := self._broken.get((member.name, member.profile)):

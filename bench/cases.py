@@ -114,8 +114,9 @@ class Case:
     headers: Mapping[str, str] | None = None
     cache: str = ""  # required value of Penstock's X-Cache header, if the case depends on it
     has_peers: bool = False  # other gateways take part, with --peers
-    has_path_key: bool = False  # the key is the last segment of the path, not in a header
-    stem: str = RPC  # the Penstock path that is measured; the RPC path can then be a candidate too
+    # The Penstock path that is measured; the RPC path can then be a candidate too. With {key} it is a whole path with the key
+    # in it, and {path} is the RPC path.
+    stem: str = RPC
 
     @property
     def is_comparable(self) -> bool:
@@ -125,16 +126,22 @@ class Case:
     def template(self, target: Target) -> bytes:
         """Return the request bytes for one candidate, with its host, path and key."""
         body = self.body() if self.stem == RPC or f"/{self.stem}/" in target.path else bodies.small()
-        path = f"{target.path}/{target.key}" if self.has_path_key else target.path
         headers = {
             "Host": f"{target.host}:{target.port}",
             "Content-Type": "application/json",
-            **({} if self.has_path_key else {"X-API-Key": target.key}),
+            **({"X-API-Key": target.key} if target.key else {}),
             **(self.headers or {}),
             "Content-Length": str(len(body)),
         }
-        lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+        lines = [f"POST {target.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
         return ("\r\n".join(lines) + "\r\n\r\n" + body).encode()
+
+
+def at_path(target: Target, stem: str) -> Target:
+    """The target at the path of a case instead of the RPC path: see `Case.stem`."""
+    if "{key}" in stem:
+        return replace(target, path=stem.format(path=target.path, key=target.key), key="")
+    return replace(target, path=target.path.replace(f"/{RPC}/", f"/{stem}/"))
 
 
 def against(case: Case) -> Case:
@@ -153,10 +160,17 @@ CASES = (
     ),
     Case(
         "path-key",
-        "small call with the key in the path, as wallets send it",
-        candidates=FEW,
-        has_path_key=True,
-        aims=(Aim(1.15, without_pgo=1.0),),
+        "small call with the key in the path, as wallets send it, compared with the key in a header",
+        candidates=(*FEW, OWN_RPC),
+        stem="{path}/{key}",
+        aims=(Aim(1.15, without_pgo=1.0), Aim(0.98, over=OWN_RPC)),
+    ),
+    Case(
+        "path-alias",
+        "small call at the path of another service, compared with the key in a header",
+        candidates=(*FEW, OWN_RPC),
+        stem="/alchemy/dev/v2/{key}",
+        aims=(Aim(1.15, without_pgo=1.0), Aim(0.98, over=OWN_RPC)),
     ),
     Case(
         "heads",

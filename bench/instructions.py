@@ -114,7 +114,7 @@ async def _serve(name: str, workdir: Path) -> None:
                 lease_all(worker.app.admission.buckets)
             worker.add_key("open", allow_in_url=True)
             target = Target("127.0.0.1", worker.port, f"/v1/rpc/{LIVE}", worker.keys["open"])
-            (workdir / "request").write_bytes(case.template(target))
+            (workdir / "request").write_bytes(case.template(cases.at_path(target, case.stem)))
             await _load(worker.port, workdir / "request", COUNTS[name] // 4, first=10**6)
             await _run("callgrind_control", "--dump=before", str(os.getpid()))
             await _load(worker.port, workdir / "request", COUNTS[name], first=10**8)
