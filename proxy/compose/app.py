@@ -122,7 +122,7 @@ class App:
         workers of the host; without `memory`, this worker has its own. `certificates`: for https."""
         self.settings = settings
         # A method that is switched off has no price, and no key can be limited to it.
-        self._tables = tables if settings.rpc.alchemy_methods else tables.without_own_methods()
+        self._tables = tables.with_own_methods(settings.rpc.answered_services)
         self.tasks = Tasks()
         self.tallies = Tallies()
         self.tracer = tracer_of(settings.tracing, "gateway")

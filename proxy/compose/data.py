@@ -23,6 +23,7 @@ from proxy.services.tokens.svm_tokens import SvmTokens
 from proxy.services.tokens.token_contracts import TokenContracts
 from proxy.services.tokens.token_holders import TokenHolders
 from proxy.services.tokens.token_prices import TokenPrices
+from proxy.services.tokens.wallet_balances import WalletBalances
 from proxy.settings import EgressSettings, PriceSources, Settings, Tables
 from proxy.store.postgres.holdings import HoldingStore
 from proxy.store.postgres.pool import Pool
@@ -70,6 +71,7 @@ class DataFeature:
         self.holders = TokenHolders(self.contracts, holdings, self.cache)
         self.history = TransferHistory(self.contracts, TransferStore(holdings.index), internal_calls)
         self._alchemy = AlchemyMethods(self.history, evm, self.multicall, internal_calls)
+        self._wallets = WalletBalances(evm, internal_calls)
         self.simulations = Simulations(self.contracts, self.multicall, token_prices, internal_calls)
         self.guard = _guard(settings.egress)
         self._fetcher = Fetcher(self.guard, timeout_s=nfts.fetch_timeout_s, max_bytes=nfts.max_metadata_bytes)
@@ -101,7 +103,11 @@ class DataFeature:
 
     def own_methods(self) -> dict[str, OwnMethod]:
         """The JSON-RPC methods that are answered here, by name."""
-        return {**self._alchemy.handlers(), **AlchemySimulation(self.simulations).handlers()}
+        return {
+            **self._alchemy.handlers(),
+            **AlchemySimulation(self.simulations).handlers(),
+            **self._wallets.handlers(),
+        }
 
     async def close(self) -> None:
         if self._price_api is not None:

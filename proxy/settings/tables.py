@@ -5,7 +5,7 @@ They are in config/. An operator's own directory (`data_files.directory`) may ad
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -71,10 +71,12 @@ class Tables:
         chains = with_listed(self.chains, CONFIG, names)
         return self if chains is self.chains else replace(self, chains=chains)
 
-    def without_own_methods(self) -> Tables:
-        """These tables, without the JSON-RPC methods that Penstock answers from its index."""
+    def with_own_methods(self, services: Collection[str]) -> Tables:
+        """These tables, with those JSON-RPC methods that Penstock answers itself whose names begin like these services'."""
         methods = {
-            family: {name: method for name, method in table.items() if not method.own}
+            family: {
+                name: method for name, method in table.items() if not method.own or name.partition("_")[0] in services
+            }
             for family, table in self.methods.items()
         }
         return replace(self, methods=methods)
