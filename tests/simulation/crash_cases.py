@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import itertools
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -16,6 +17,7 @@ from proxy.core.usage import BUCKETS, UsageSums
 from proxy.services.follower.network_follower import NetworkFollower
 from proxy.services.follower.sinks import StaleRead
 from proxy.services.sponsor.policies import read_rules
+from proxy.services.sponsor.settlement import SettlementLoop, coin_of
 from proxy.settings import load
 from proxy.store.postgres.blocks import BlockStore, LeaderSession
 from proxy.store.postgres.keys import KeyStore
@@ -31,6 +33,9 @@ from tests.follower.harness import FollowerHarness, follower_harness, settings_o
 from tests.service import until
 from tests.shipped_tables import TABLES
 from tests.simulation.crash_points import Work
+from tests.store.test_ledger_machine import ENTRY_POINT as EVM_ENTRY_POINT
+from tests.store.test_ledger_machine import PAYER, SENDERS, Landed
+from tests.store.test_settling import AFTER, ShortMemory, want
 
 # Small pools: fewer connections are opened, so that more of the writes are statements.
 POOL = 2
@@ -179,6 +184,54 @@ async def sponsorship(url: str) -> AsyncIterator[Explored]:
         yield Explored(partial(sponsor, url, policy), check)
 
 
+# Settlement: every reservation ends, and costs what the final blocks say
+
+LANDED, DROPPED, UNUSED = range(3)
+SETTLED = DOLLAR // 4
+
+
+async def settle_all(url: str) -> None:
+    """Settle until nothing is left. Each look comes a minute after the one before: claims of a process that died have ended."""
+    chain, minutes = ShortMemory(), itertools.count()
+    chain.grow(3, Landed(LANDED.to_bytes(32, "big"), SENDERS[0], LANDED, SETTLED))
+    async with pooled(url, size=POOL) as pool:
+        ledger = LedgerStore(pool)
+        loop = SettlementLoop(
+            ledger,
+            [chain],
+            {chain.network.id: {PAYER}},
+            now=lambda: AFTER + datetime.timedelta(minutes=next(minutes)),
+        )
+        while await ledger.unsettled_networks():
+            await loop.look()
+
+
+@asynccontextmanager
+async def settlement(url: str) -> AsyncIterator[Explored]:
+    """One operation lands, one did in a block that was dropped, and one never does."""
+    async with pooled(url, size=POOL) as pool:
+        keys, ledger, network = (
+            KeyStore(pool, pepper="p" * 32, plans={"free": 10}),
+            LedgerStore(pool),
+            ShortMemory.network,
+        )
+        account = str((await keys.create_account(name="Gas", email="a@b", plan="free"))["id"])
+        policy = await PolicyStore(pool).create(
+            account=account, network=network.id, live=True, name="Gas", given={}, rules=read_rules({}), most=10
+        )
+        for nonce in (LANDED, DROPPED, UNUSED):
+            assert (await ledger.reserve(want(policy, nonce))).kind == "granted"
+        name = DROPPED.to_bytes(32, "big")
+        gone = LandedOperation(EVM_ENTRY_POINT, SENDERS[0], DROPPED, name, SETTLED, 1, b"\x0d" * 32, name)
+        assert await ledger.settle(network.id, gone, coin=coin_of(network)) is not None
+
+        async def check() -> None:
+            total = await ledger.total(policy.id, AFTER.date())
+            assert (total.reserved, total.spent, total.operations) == (0, SETTLED, 1), repr(total)
+
+        yield Explored(partial(settle_all, url), check)
+
+
 # Reorganisations: delivered events of blocks that were dropped are corrected once, and the index is that of the chain
 
 KEPT, MOVED, UNSENT, NEW = 1, 2, 3, 4
@@ -238,5 +291,6 @@ CASES: dict[str, Case] = {
     "webhooks": webhooks,
     "usage": usage,
     "sponsorship": sponsorship,
+    "settlement": settlement,
     "reorganisation": reorganisation,
 }
