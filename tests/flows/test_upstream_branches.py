@@ -419,6 +419,26 @@ async def test_replies_read_before_the_hash_of_their_block_was_seen_are_discarde
 
 
 @on_uvloop
+async def test_result_that_was_read_before_its_block_was_final_is_not_kept() -> None:
+    async with rpc_harness(1) as harness:
+        upstream, chain = harness.upstreams[0], harness.chain
+        params = [ADDRESS, hex(chain.head)]
+        before = upstream._eth_getBalance(params)
+        upstream.answers["eth_getBalance"] = lambda _: before
+        upstream.held.add("eth_getBalance")
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(harness.result("eth_getBalance", params))
+            await until(lambda: upstream.count("eth_getBalance") == 1)
+            chain.reorganise(1)
+            chain.head += 2 * FINALITY
+            await harness.look()
+            upstream.gate.set()
+        assert reading.result() == before
+        upstream.answers.clear()
+        assert await harness.result("eth_getBalance", params) == upstream._eth_getBalance(params) != before
+
+
+@on_uvloop
 async def test_tip_that_goes_back_is_seen_by_the_other_workers() -> None:
     async with rpc_harness(2) as harness:
         state = harness.route.state

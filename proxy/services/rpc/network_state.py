@@ -241,7 +241,9 @@ class NetworkState:
         if policy.shows_block:
             self.note_block(raw, flight.answered_by)
         ref = policy.family.block_ref(policy.method, flight.params)
-        lifetime = policy.family.lifetime(policy.method, flight.params, raw, ref, self.heads.tip, self.heads.final)
+        # A block that became final while the call was under way may have been read on a branch that was replaced meanwhile.
+        final = min(self.heads.final, flight.block - self.heads.finality_blocks)
+        lifetime = policy.family.lifetime(policy.method, flight.params, raw, ref, self.heads.tip, final)
         if lifetime == "forever" or (lifetime == "head" and self._is_current(flight, ref)):
             self.replies.put(key, raw, lifetime, flight.client)
             if lifetime == "forever" and self.shared_cache is not None:
