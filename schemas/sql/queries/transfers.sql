@@ -110,17 +110,19 @@ select transfers_block_at($1::smallint, $2);
 -- newest_first
 -- A page of an address's transfers, newest first: before the position ($5, $6) and not below the block $7, as sender ($3), as
 -- recipient ($4), or both. At most $8 rows are scanned; `end_block` and `end_place` are the last of them if there may be more.
+-- Whole addresses are compared after the scan: beside their part in the index they would make the planner expect few rows, and
+-- read and sort all of them.
 with sides as (
     (
         select block, place, tx, category, sender, recipient, contract, amount, token_id from transfers
-        where $3 and network = $1 and substr(sender, 14, 7) = substr($2::bytea, 14, 7) and sender = $2
+        where $3 and network = $1 and substr(sender, 14, 7) = substr($2::bytea, 14, 7)
             and block <= $5 and (block, place) < ($5::bigint, $6::bigint) and block >= $7
         order by block desc, place desc limit $8
     )
     union all
     (
         select block, place, tx, category, sender, recipient, contract, amount, token_id from transfers
-        where $4 and network = $1 and substr(recipient, 14, 7) = substr($2::bytea, 14, 7) and recipient = $2
+        where $4 and network = $1 and substr(recipient, 14, 7) = substr($2::bytea, 14, 7)
             and block <= $5 and (block, place) < ($5::bigint, $6::bigint) and block >= $7
         order by block desc, place desc limit $8
     )
@@ -132,7 +134,8 @@ edge as (
 ),
 matched as (
     select distinct on (block, place) * from scanned
-    where category = any($10::smallint[]) and ($11::bytea[] is null or contract = any($11))
+    where (($3 and sender = $2) or ($4 and recipient = $2))
+        and category = any($10::smallint[]) and ($11::bytea[] is null or contract = any($11))
         and ($12::bytea is null or sender = $12 or recipient = $12) and ($13::numeric is null or amount >= $13)
     order by block desc, place desc limit $9
 )
@@ -144,14 +147,14 @@ order by m.block desc, m.place desc;
 with sides as (
     (
         select block, place, tx, category, sender, recipient, contract, amount, token_id from transfers
-        where $3 and network = $1 and substr(sender, 14, 7) = substr($2::bytea, 14, 7) and sender = $2
+        where $3 and network = $1 and substr(sender, 14, 7) = substr($2::bytea, 14, 7)
             and block >= $5 and (block, place) > ($5::bigint, $6::bigint) and block <= $7
         order by block, place limit $8
     )
     union all
     (
         select block, place, tx, category, sender, recipient, contract, amount, token_id from transfers
-        where $4 and network = $1 and substr(recipient, 14, 7) = substr($2::bytea, 14, 7) and recipient = $2
+        where $4 and network = $1 and substr(recipient, 14, 7) = substr($2::bytea, 14, 7)
             and block >= $5 and (block, place) > ($5::bigint, $6::bigint) and block <= $7
         order by block, place limit $8
     )
@@ -163,7 +166,8 @@ edge as (
 ),
 matched as (
     select distinct on (block, place) * from scanned
-    where category = any($10::smallint[]) and ($11::bytea[] is null or contract = any($11))
+    where (($3 and sender = $2) or ($4 and recipient = $2))
+        and category = any($10::smallint[]) and ($11::bytea[] is null or contract = any($11))
         and ($12::bytea is null or sender = $12 or recipient = $12) and ($13::numeric is null or amount >= $13)
     order by block, place limit $9
 )
