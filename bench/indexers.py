@@ -59,14 +59,14 @@ def _install(name: str, argv: Sequence[str]) -> None:
 
 _PONDER_CONFIG = """
 import { createConfig } from "ponder";
-import { parseAbi } from "viem";
+import { http, parseAbi } from "viem";
 
 export default createConfig({
   database: { kind: "postgres", connectionString: process.env.DATABASE_URL },
-  chains: { mainnet: { id: 1, rpc: process.env.UPSTREAM } },
+  networks: { mainnet: { chainId: 1, transport: http(process.env.UPSTREAM) } },
   contracts: {
     Token: {
-      chain: "mainnet",
+      network: "mainnet",
       abi: parseAbi(["event Transfer(address indexed from, address indexed to, uint256 value)"]),
       startBlock: 1,
       endBlock: Number(process.env.LAST_BLOCK),
@@ -133,7 +133,7 @@ def ponder(workdir: Path, upstream: str, database: str, blocks: int) -> float:
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(text)
     port = processes.free_port()
-    words = ("start", "--schema", "bench", "--port", str(port), "--hostname", "127.0.0.1", "--disable-ui")
+    words = ("start", "--schema", "bench", "--port", str(port), "--hostname", "127.0.0.1")
     child = processes.start(
         "ponder",
         [str(home / "node_modules" / ".bin" / "ponder"), *words],
