@@ -168,7 +168,7 @@ def test_dashboard_offers_it_wherever_it_has_the_feature(registered: None, table
     networks = [each for each in tables.chains.networks() if each.id in (NETWORK, "ethereum/mainnet")]
     listed = network_list(networks, tables.methods, lambda network: True)
     features = {each["network"]: each["features"] for each in listed["networks"]}
-    assert features[NETWORK] == []
+    assert features[NETWORK] == ["rpc"]
     assert {"gas_prices", "user_operations", "webhooks"} < set(features["ethereum/mainnet"])
     assert listed["methods"]["toy"] == [
         {"method": "toyHeight", "params": []},
