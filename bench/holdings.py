@@ -128,7 +128,7 @@ _FILL_NFTS = """
 insert into nft_holdings
 select 1, 721, substring(sha256(int4send(n % $1)), 1, 20), substring(sha256(int4send(-(n % 1000))), 1, 20), n, 1
 from generate_series(1, $2) as n"""
-PAGES = {"balances": (sql.holdings.tokens_of, (1000,)), "owned": (sql.holdings.nfts_of, (100, 0))}
+PAGES = {"balances": (sql.holdings.tokens_of, (1000,)), "owned": (sql.holdings.nfts_of, (100, 0, None))}
 
 
 def page_times(workdir: Path, rows: int = ROWS) -> dict[str, dict[str, float]]:
@@ -158,7 +158,7 @@ async def _page_times(workdir: Path, rows: int) -> dict[str, dict[str, float]]:
 
 
 async def _times(
-    connection: "asyncpg.Connection[asyncpg.Record]", query: str, more: tuple[int, ...], holders: int
+    connection: "asyncpg.Connection[asyncpg.Record]", query: str, more: tuple[int | None, ...], holders: int
 ) -> dict[str, float]:
     chance = random.Random(2)
     taken = []

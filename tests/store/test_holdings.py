@@ -105,8 +105,8 @@ analyze nft_holdings;
 # Each query, the index that it must use in the tables of the network, and whether the order must come from the index.
 PLANS = (
     (sql.holdings.tokens_of, (NETWORK, bytes(19) + b"\x05", 10), r"token_holdings_1_\d_pkey", True),
-    (sql.holdings.nfts_of, (NETWORK, bytes(19) + b"\x05", 10, 0), r"nft_holdings_1_\d_pkey", True),
-    (sql.holdings.count_nfts, (NETWORK, bytes(19) + b"\x05"), r"nft_holdings_1_\d_pkey", False),
+    (sql.holdings.nfts_of, (NETWORK, bytes(19) + b"\x05", 10, 0, None), r"nft_holdings_1_\d_pkey", True),
+    (sql.holdings.count_nfts, (NETWORK, bytes(19) + b"\x05", None), r"nft_holdings_1_\d_pkey", False),
     (sql.holdings.read_collection, (NETWORK, bytes(19) + b"\x05"), r"nft_holdings_1_\d_network_contract_holder", False),
     (sql.holdings.remove_nfts_at_zero, (1,), r"nft_holdings_1_\d_network_idx", False),
 )
