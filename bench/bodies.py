@@ -25,6 +25,11 @@ def small() -> str:
     return _call("eth_getBalance", _address(MARKER) + ',"latest"')
 
 
+def bitcoin() -> str:
+    """A small call to a node of Bitcoin."""
+    return _call("gettxout", f'"{MARKER.rjust(64, "0")}",0,true')
+
+
 def same() -> str:
     """The same read in every request; only the ids differ."""
     return _call("eth_getBalance", _address("beef") + ',"latest"')

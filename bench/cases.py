@@ -117,6 +117,8 @@ class Case:
     # The Penstock path that is measured; the RPC path can then be a candidate too. With {key} it is a whole path with the key
     # in it, and {path} is the RPC path.
     stem: str = RPC
+    network: str = "ethereum/mainnet"
+    route: str = ""  # the request is a GET of this route of a chain with a REST API
 
     @property
     def is_comparable(self) -> bool:
@@ -126,6 +128,9 @@ class Case:
     def template(self, target: Target) -> bytes:
         """Return the request bytes for one candidate, with its host, path and key."""
         body = self.body() if self.stem == RPC or f"/{self.stem}/" in target.path else bodies.small()
+        path = target.path.replace("ethereum/mainnet", self.network)
+        if self.route:
+            return _get(target, path.replace(f"/{RPC}/", "/rest/") + self.route)
         headers = {
             "Host": f"{target.host}:{target.port}",
             "Content-Type": "application/json",
@@ -133,7 +138,7 @@ class Case:
             **(self.headers or {}),
             "Content-Length": str(len(body)),
         }
-        lines = [f"POST {target.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+        lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
         return ("\r\n".join(lines) + "\r\n\r\n" + body).encode()
 
 
@@ -142,6 +147,11 @@ def at_path(target: Target, stem: str) -> Target:
     if "{key}" in stem:
         return replace(target, path=stem.format(path=target.path, key=target.key), key="")
     return replace(target, path=target.path.replace(f"/{RPC}/", f"/{stem}/"))
+
+
+def _get(target: Target, path: str) -> bytes:
+    lines = [f"GET {path} HTTP/1.1", f"Host: {target.host}:{target.port}", f"X-API-Key: {target.key}"]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
 def against(case: Case) -> Case:
@@ -177,6 +187,26 @@ CASES = (
         "small call with a different request head each time (a trace id)",
         headers={"X-Trace-Id": MARKER},
         aims=(Aim(0.75),),
+    ),
+    Case(
+        "bitcoin",
+        "small call to a node of Bitcoin, cache off",
+        body=bodies.bitcoin,
+        candidates=("nginx", "penstock"),
+        profile="bitcoin",
+        network="bitcoin/regtest",
+        aims=(Aim(0.95),),
+    ),
+    Case(
+        "rest-hit",
+        "GET of a cached block of the beacon chain (baselines forward the request)",
+        expect='"slot":"5"',
+        candidates=("nginx", "penstock"),
+        profile="beacon",
+        network="ethereum-beacon/mainnet",
+        route="/eth/v1/beacon/headers/5",
+        cache="hit",
+        aims=(Aim(1.8),),
     ),
     Case(
         "in-flight",

@@ -53,6 +53,12 @@ PROFILES = {
     for profile in (
         Profile("forward", wants={**QUIET, "cache.enabled": False, "cache.coalesce": False, "rpc.depth": 1}),
         Profile(
+            "bitcoin",
+            wants={**QUIET, "cache.enabled": False, "cache.coalesce": False, "rpc.depth": 1},
+            networks={"bitcoin/regtest": "small"},
+        ),
+        Profile("beacon", wants=QUIET, needs={"cache.enabled": True}, networks={"ethereum-beacon/mainnet": "small"}),
+        Profile(
             "in-flight",
             wants={**QUIET, "cache.enabled": False, "cache.coalesce": False},
             needs={"rpc.depth": 16},
@@ -133,7 +139,8 @@ class Service:
         """Start the workers on `cpu` and move database and dev chain to core `others`, where they delay nothing else."""
         self.workdir.mkdir(parents=True)
         ready, own = self.workdir / "ready.json", self.workdir / "own.toml"
-        own.write_text(_links(upstream_urls, connections) + "".join(_upstream(*each) for each in networks.items()))
+        others_of = [_upstream(network, url, connections) for network, url in networks.items()]
+        own.write_text(_links(upstream_urls, connections) + "".join(others_of))
         tls_files.make()
         port = processes.free_port()
         argv = [
@@ -207,13 +214,17 @@ class Service:
 
 def _links(urls: Sequence[str], connections: int) -> str:
     """The settings of the upstreams, and of a bundler at the first of them."""
-    limit = f"connections = {connections}\n" if connections else ""
+    limit = _limit(connections)
     upstreams = [f"[[upstreams]]\n{_link(url)}{limit}" for url in urls]
     return "".join((f"[[bundlers]]\n{_link(urls[0])}", *upstreams))
 
 
-def _upstream(network: str, url: str) -> str:
-    return f'[[upstreams]]\nnetwork = "{network}"\nurl = "{url}"\n'
+def _upstream(network: str, url: str, connections: int) -> str:
+    return f'[[upstreams]]\nnetwork = "{network}"\nurl = "{url}"\n{_limit(connections)}'
+
+
+def _limit(connections: int) -> str:
+    return f"connections = {connections}\n" if connections else ""
 
 
 def _link(url: str) -> str:

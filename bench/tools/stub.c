@@ -4,6 +4,8 @@
  * notifications get none. Methods used by health checks (head, chain id, blocks, client version) return consistent
  * values: there is a block every 12 seconds since 1970, and block n's hash contains n, so all stubs serve one chain.
  * eth_getCode returns as many bytes as the last 16 digits of its address say, without delaying other connections.
+ * The same chain is one of Bitcoin and a beacon chain too: its lookups are answered, and GET returns headers and blocks of the
+ * beacon node API, all of them final.
  * Every other method returns a hex string of --size bytes. --delay-us delays each reply. With --at-once N it works on so many
  * requests at a time, each for the delay; the others wait their turn, and a client that leaves changes nothing. With
  * --late-every N, each Nth request takes ten times the delay. stub_calls returns how many requests were delayed so far,
@@ -178,8 +180,33 @@ static size_t answer_by_number(char *o, struct text params) {
     return write_block(o, n, hash);
 }
 
+#define BITCOIN_GENESIS "0f9188f13cb7b2c71f2a335e3a4fc328bf5beb436012afca590b1a11466e2206"
+#define BEACON_GENESIS "0x4b363db94e286120d76eb905340fdd4e54bfe9f06bf33ff6cf5ad27f511bfe95"
+
+/* The lookups of Bitcoin's family; 0 for another method. */
+static size_t answer_bitcoin(char *o, const struct call *call) {
+    uint64_t head = head_number(), n;
+    if (is(call->method, "\"getblockcount\"")) return (size_t)sprintf(o, "%lu", head);
+    if (is(call->method, "\"getbestblockhash\"")) return (size_t)sprintf(o, "\"%064lx\"", head);
+    if (is(call->method, "\"getblockchaininfo\"")) return (size_t)sprintf(o, "{\"blocks\":%lu,\"initialblockdownload\":false}", head);
+    if (is(call->method, "\"getindexinfo\"")) return (size_t)sprintf(o, "{\"txindex\":{\"synced\":true}}");
+    if (is(call->method, "\"getblockhash\"")) {
+        n = call->params.n > 1 ? strtoull(call->params.at + 1, NULL, 10) : 0;
+        return n ? (size_t)sprintf(o, "\"%064lx\"", n) : (size_t)sprintf(o, "\"" BITCOIN_GENESIS "\"");
+    }
+    if (is(call->method, "\"getblockheader\"")) {
+        char low[17] = {0};
+        if (call->params.n > 66) memcpy(low, call->params.at + 50, 16);
+        n = strtoull(low, NULL, 16);
+        return (size_t)sprintf(o, "{\"height\":%lu,\"previousblockhash\":\"%064lx\",\"confirmations\":1}", n, n ? n - 1 : 0);
+    }
+    return 0;
+}
+
 /* Writes the method's result; o has room for the configured result and 1 KB. */
 static size_t answer(char *o, const struct call *call) {
+    size_t n = call->method.n > 4 && !memcmp(call->method.at, "\"get", 4) ? answer_bitcoin(o, call) : 0;
+    if (n) return n;
     if (is(call->method, "\"eth_blockNumber\"")) return (size_t)sprintf(o, "\"0x%lx\"", head_number());
     if (is(call->method, "\"eth_chainId\"")) return (size_t)sprintf(o, "\"0x1\"");
     if (is(call->method, "\"net_version\"")) return (size_t)sprintf(o, "\"1\"");
@@ -275,6 +302,27 @@ static void respond(struct conn *c, const char *body, size_t n) {
 static void refuse(struct conn *c, const char *status) {
     char head[128];
     put(c, head, (size_t)sprintf(head, "HTTP/1.1 %s\r\nContent-Length: 0\r\n\r\n", status));
+}
+
+/* Answers a GET of the beacon node API. The last number in the path is a slot. */
+static void respond_to_get(struct conn *c, const char *p, size_t n) {
+    char body[2048], head[160], path[512] = {0};
+    memcpy(path, p, n < 511 ? n : 511);
+    uint64_t slot = head_number();
+    const char *last = strrchr(path, '/');
+    if (strstr(path, "/finalized")) slot -= 64;
+    else if (last && last[1] >= '0' && last[1] <= '9') slot = strtoull(last + 1, NULL, 10);
+    int size;
+    if (strstr(path, "/genesis"))
+        size = sprintf(body, "{\"data\":{\"genesis_time\":\"0\",\"genesis_validators_root\":\"" BEACON_GENESIS "\"}}");
+    else if (strstr(path, "/syncing"))
+        size = sprintf(body, "{\"data\":{\"head_slot\":\"%lu\",\"is_syncing\":false}}", slot);
+    else
+        size = sprintf(body, "{\"execution_optimistic\":false,\"finalized\":%s,\"data\":{\"root\":\"0x%064lx\",\"header\":{\"message\":"
+            "{\"slot\":\"%lu\",\"parent_root\":\"0x%064lx\"}},\"filler\":\"%.700s\"}}",
+            strstr(path, "/head") && !strstr(path, "/headers/") ? "false" : "true", slot, slot, slot ? slot - 1 : 0, filler);
+    put(c, head, (size_t)sprintf(head, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", size));
+    put(c, body, (size_t)size);
 }
 
 /* ---- connections ------------------------------------------------------------------------------------------------- */
@@ -375,7 +423,8 @@ static ssize_t take(struct conn *c, const char *p, const char *end) {
     }
     if (chunked) return -1;
     if ((size_t)(end - body) < length) return 0;
-    if (strncmp(p, "POST ", 5)) refuse(c, "405 Method Not Allowed");
+    if (!strncmp(p, "GET ", 4)) respond_to_get(c, p + 4, strcspn(p + 4, " \r\n"));
+    else if (strncmp(p, "POST ", 5)) refuse(c, "405 Method Not Allowed");
     else if (opt.delay_us) delay(c, body, length);
     else respond(c, body, length);
     return body + length - p;
