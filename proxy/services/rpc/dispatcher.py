@@ -13,7 +13,6 @@ import asyncio
 import datetime
 import logging
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, assert_never
@@ -708,11 +707,11 @@ def required_labels(call: Call) -> str:
     return ", ".join(label for rule in found for label in rule.require)
 
 
-def exclusions_for(state: NetworkState, call: Call) -> Iterator[str]:
+def exclusions_for(state: NetworkState, call: Call) -> list[str]:
     """Why rules exclude upstreams from the call. Clients do not learn which upstreams these are."""
     rules = [rule for rule in call.policy.rules if not rule.dry_run and (not rule.keys or key_of(call) in rule.keys)]
-    for member in state.group.members if rules else ():
-        yield from exclusions(rules, member, state.tip).values()
+    members = state.group.members if rules else ()
+    return [why for member in members for why in exclusions(rules, member, state.tip).values()]
 
 
 def first_available(state: NetworkState, call: Call) -> int:
