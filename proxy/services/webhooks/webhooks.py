@@ -20,6 +20,7 @@ from proxy.chains.families import family_of
 from proxy.chains.registry import Network
 from proxy.core import fault_plans, signatures
 from proxy.core.access import Key
+from proxy.core.bounded_json import LongText
 from proxy.core.paging import Page
 from proxy.errors import InvalidRequest
 from proxy.request_threads import request_threads
@@ -343,7 +344,7 @@ async def read_filter(event_type: str, config: Mapping[str, Any]) -> WatchFilter
 
 def _values_in(config: Mapping[str, Any]) -> int:
     """How many values the lists of a config have, without its addresses."""
-    lists = [value for name, value in config.items() if name != "addresses" and isinstance(value, list)]
+    lists = [value for name, value in config.items() if name != "addresses" and isinstance(value, (list, LongText))]
     return sum(map(len, lists)) + sum(len(each) for each in config.get("topics") or () if isinstance(each, list))
 
 

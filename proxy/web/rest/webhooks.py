@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from proxy.core.bounded_json import LongText
 from proxy.core.iso_time import iso_seconds
 from proxy.errors import RateLimited
 from proxy.services.accounts.metering import meter_of_task
@@ -180,7 +181,7 @@ class WebhookHandlers:
 def _count(config: Mapping[str, Any], name: str, but: Iterable[Any] = ()) -> int:
     """The number of values in a list of the config that are not in `but`. The service validates the list."""
     found, known = config.get(name), {str(each).lower() for each in but}
-    if not isinstance(found, list):
+    if not isinstance(found, (list, LongText)):
         return 0
     return sum(str(each).lower() not in known for each in found) if known else len(found)
 
