@@ -32,7 +32,12 @@ class UnitPrices:
 
 def size_units(size: int) -> int:
     """What a call of this many bytes costs besides the price of its method."""
-    return min(MOST_SIZE_UNITS, -((FREE_BYTES - size) // BYTES_PER_UNIT)) if size > FREE_BYTES else 0
+    return min(MOST_SIZE_UNITS, body_units(size))
+
+
+def body_units(size: int) -> int:
+    """What a body of this many bytes costs that is paid for while it arrives, so that there is no most."""
+    return -((FREE_BYTES - size) // BYTES_PER_UNIT) if size > FREE_BYTES else 0
 
 
 def request_units(data: bytes, start: int = 0) -> int:

@@ -9,7 +9,9 @@ from typing import Any
 from aiohttp import web
 
 from proxy.core.bounded_json import JsonReader, RefusedJson
+from proxy.core.pricing import body_units
 from proxy.errors import RequestTimeout, TooLarge, UnsupportedMedia
+from proxy.services.accounts.metering import meter_of_task
 from proxy.settings import ServerSettings
 from proxy.tasks import client_of_task
 from proxy.web.api_spec import ApiOperation, refused_body
@@ -34,11 +36,17 @@ class RequestBodies:
     async def read_checked(self, request: web.Request, operation: ApiOperation, *, larger: int = 0) -> Any:
         """The body of an operation, validated. `larger` raises the general size limit.
 
-        It is parsed while it arrives. Between the steps that a large one takes, other clients have their turns.
+        It is parsed while it arrives. Between the steps that a large one takes, other clients have their turns. An account pays
+        for a large one while it arrives, so it is read at the account's own rate.
         """
         cap = max(self._settings.max_body_bytes, larger)
         reader, refusal = JsonReader(), None
+        meter, size = meter_of_task.get(), 0
         async for piece in self._pieces(request, min(operation.body_bytes or cap, cap)):
+            due = body_units(size + len(piece)) - body_units(size)
+            size += len(piece)
+            if due and meter is not None:
+                await meter.pay_for_size(due)
             if refusal is not None:
                 continue  # The client reads the reply once it has sent everything.
             self._hold(request, len(piece) * _PARSED)

@@ -180,11 +180,21 @@ async def test_long_filters_cost_what_they_write_and_look_up(service: Service) -
     path = f"/webhooks/{made['id']}"
     assert (await cost("PATCH", path, {"remove_addresses": many[:500]}))[0] == 5
     assert (await cost("PATCH", path, {"url": URL}))[0] == 1
+    more = ["0x" + _rng.randbytes(20).hex() for _ in range(12_000)]
+    assert (await cost("PATCH", path, {"add_addresses": more}))[0] == 120
     hashes = ["0x" + _rng.randbytes(32).hex() for _ in range(30)]
     body["event_type"] = "mined_transaction"
     units, made = await cost("POST", "/webhooks", {**body, "config": {"tx_hashes": hashes[:20]}})
     assert units == 20 * 2 * 2
     assert (await cost("PATCH", f"/webhooks/{made['id']}", {"config": {"tx_hashes": hashes}}))[0] == 10 * 2 * 2
+
+
+async def test_large_body_costs_its_size_whatever_becomes_of_it(service: Service) -> None:
+    headers = {"X-API-Key": service.keys["enterprise"], "Content-Type": "application/json"}
+    body = b'{"config":{"a":[' + b"[]," * 300_000 + b"0]}}"
+    async with service.session.post(f"{service.base}/webhooks", data=body, headers=headers) as got:
+        assert got.status == 400
+        assert int(got.headers["X-Compute-Units"]) > 100
 
 
 async def test_deleted_webhook_is_not_found(service: Service, webhook: Any) -> None:

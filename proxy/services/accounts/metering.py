@@ -73,6 +73,7 @@ class Meter:
         "_waits_since",
         "cost",
         "key",
+        "least",
         "paid",
         "pays_for_hits",
         "used",
@@ -87,6 +88,8 @@ class Meter:
         self.key = key
         self.paid = prepaid
         self.used = 0
+        # What the request costs at least, for its size.
+        self.least = 0
         # What the calls cost at their upstreams' providers, in billionths of a dollar.
         self.cost = 0
         self.pays_for_hits = False
@@ -130,6 +133,12 @@ class Meter:
             raise RateLimited(message, retry_after_s=1) from None
         finally:
             telemetry.rate_wait_seconds.labels("work").observe(self._end_wait() - began)
+
+    async def pay_for_size(self, units: int) -> None:
+        """Pay for a part of the request's body. Calls of the request draw on it."""
+        self.least += units
+        await self.pay(self.least)
+        self.used -= self.least
 
     def _begin_wait(self) -> float:
         now = time.monotonic()
@@ -178,10 +187,10 @@ class Meter:
             self.unused(units)
 
     def settle(self, least: int) -> int:
-        """The request is over. Refund what its calls have not used, and return its cost, which is `least` or more. Work that
+        """The request is over. Refund what its calls have not used, and return its cost: `least`, or its size, or more. Work that
         outlives the request, because others wait for it too, is not charged to it any more."""
         if not self._is_closed:
-            cost = max(least, self.used)
+            cost = max(least, self.least, self.used)
             if cost < self.paid:
                 self._admission.refund(self.key, 0, self.paid - cost)
             self._is_closed, self.paid = True, cost
