@@ -138,17 +138,19 @@ async def _file_text(args: argparse.Namespace, registry: Registry, path: Path) -
     if args.family == "evm":
         if args.id is None:
             raise StartError(["the chain id is missing: chains of the family evm have one"])
-        _check_free(registry, str(args.id), path)
+        _check_free(registry, args.family, str(args.id), path)
         known = list(registry.chains.values())
         facts = await _facts(args.upstream, args.id, known, block_time_s=args.block_time)
         return chain_text(args.name, args.symbol or "ETH", facts)
     identity = await _identity(args.upstream, registry.families[args.family])
-    _check_free(registry, identity, path)
+    _check_free(registry, args.family, identity, path)
     return plain_chain_text(args, identity)
 
 
-def _check_free(registry: Registry, identity: str, path: Path) -> None:
-    known = next((each for each in registry.networks() if identity == each.identity), None)
+def _check_free(registry: Registry, family: str, identity: str, path: Path) -> None:
+    """Families number their chains on their own: Aptos has a chain 1 too."""
+    of_family = (each for each in registry.networks() if each.chain.family == family)
+    known = next((each for each in of_family if each.identity == identity), None)
     if known is not None:
         raise StartError([f"chain id {identity} is {known.id}, which is known already: add an upstream for it"])
     if path.exists():

@@ -187,8 +187,8 @@ class Meter:
             self.unused(units)
 
     def settle(self, least: int) -> int:
-        """The request is over. Refund what its calls have not used, and return its cost: `least`, or its size, or more. Work that
-        outlives the request, because others wait for it too, is not charged to it any more."""
+        """The request is over. Refund what its calls have not used, and return its cost: `least`, or its size, or more. Work
+        that outlives the request, because others wait for it too, is not charged to it any more."""
         if not self._is_closed:
             cost = max(least, self.least, self.used)
             if cost < self.paid:
