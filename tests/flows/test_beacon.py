@@ -20,7 +20,6 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from proxy.core.event_stream import EventReader, SentEvent
 from proxy.dev.chain import free_port
 from proxy.dev.child import die_with_parent
 from tests.http_client import HttpClient, Reply
@@ -32,7 +31,7 @@ from tests.web.worker import on_uvloop, running_worker
 NETWORK = "ethereum-beacon/devnet"
 INSTALLED = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "lodestar"
 READS = reads_or(600)
-START_S = 90.0
+START_S = 150.0
 
 
 @pytest.fixture(scope="module")
@@ -129,32 +128,6 @@ async def test_every_reply_is_that_of_the_node(node: str) -> None:
             assert (reply.status, reply.body) == (status, body), path
             compared += status == 200
         assert compared > READS * 0.6
-
-
-@on_uvloop
-async def test_events_are_those_of_the_node(node: str) -> None:
-    async with beacon_harness(node) as harness, AsyncExitStack() as stack:
-        harness.watch()
-        path = "/eth/v1/events?topics=head,block"
-        own = await stack.enter_async_context(harness.session.get(harness.url + path))
-        url = f"http://127.0.0.1:{harness.worker.port}/v1/rest/{NETWORK}{path}"
-        headers = {"X-API-Key": harness.worker.keys["main"]}
-        ours = [await stack.enter_async_context(harness.session.get(url, headers=headers)) for _ in range(5)]
-        assert {each.status for each in ours} == {200}
-        expected = await events_of(own, 6)
-        for each in ours:
-            found = await events_of(each, 6)
-            assert found[0] in expected
-            shared = expected[expected.index(found[0]) :]
-            assert found[: len(shared)] == shared
-
-
-async def events_of(response: aiohttp.ClientResponse, count: int) -> list[SentEvent]:
-    reader, found = EventReader(), list[SentEvent]()
-    async with asyncio.timeout(60):
-        while len(found) < count:
-            found += reader.feed(await response.content.readany())
-    return found[:count]
 
 
 @on_uvloop
