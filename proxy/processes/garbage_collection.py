@@ -21,7 +21,7 @@ LONGEST_S: Final = 2.0
 COUNT_S: Final = 0.05
 # The least time between collections of all objects, which include the entries of every cache.
 FULL_AFTER_S: Final = 120.0
-# The pause between two collections of one kind is at least so many times as long as the first took.
+# The pause after it is at least so many times as long as it took.
 PAUSE_RATIO: Final = 500
 YOUNG, ALL = 1, 2
 
@@ -36,18 +36,14 @@ def take_over() -> None:
 
 async def collect_rarely() -> None:
     ended = time.monotonic()
-    pause_ends, young_at, full_at = ended, ended + LONGEST_S, ended + FULL_AFTER_S
+    young_at, full_at = ended + LONGEST_S, ended + FULL_AFTER_S
     while True:
         await asyncio.sleep(COUNT_S)
         started = time.monotonic()
-        if started < pause_ends or (started < young_at and gc.get_count()[0] < MOST_YOUNG):
+        if started < young_at and gc.get_count()[0] < MOST_YOUNG:
             continue
-        is_full = started >= full_at
-        gc.collect(ALL if is_full else YOUNG)
+        gc.collect(ALL if started >= full_at else YOUNG)
         ended = time.monotonic()
-        pause_s = (ended - started) * PAUSE_RATIO
         young_at = ended + LONGEST_S
-        if is_full:
-            full_at = ended + max(FULL_AFTER_S, pause_s)
-        else:
-            pause_ends = ended + pause_s
+        if started >= full_at:
+            full_at = ended + max(FULL_AFTER_S, (ended - started) * PAUSE_RATIO)
