@@ -38,6 +38,8 @@ CHECKS = frozenset(
         "debug_storageRangeAt",
     }
 )
+# And to find the oldest block of each kind of data that the upstream has: at no address, and of an empty call.
+NOWHERE = "0x" + "00" * 20
 TAGS = ("latest", "finalized", "safe", "earliest")
 
 _transactions = orjson.Fragment(
@@ -89,12 +91,19 @@ class NotedCalls:
     def note(self, method: str, params: Any) -> None:
         is_poll = method == "eth_getBlockByNumber" and params and params[0] in TAGS
         is_check = method in CHECKS and not params
-        if method not in OWN and not is_poll and not is_check:
+        if method not in OWN and not is_poll and not is_check and not _is_search(method, params):
             self._calls.append((time.monotonic(), method))
 
     def between(self, begin: float, end: float) -> Counter[str]:
         first = bisect_left(self._calls, begin, key=itemgetter(0))
         return Counter(method for at, method in self._calls[first:] if at < end)
+
+
+def _is_search(method: str, params: Any) -> bool:
+    if method == "eth_getLogs":
+        return bool(params) and isinstance(params[0], dict) and params[0].get("address") == NOWHERE
+    searched = {"eth_getBalance": [NOWHERE], "eth_getProof": [NOWHERE, []], "debug_traceCall": [{}]}
+    return method in searched and isinstance(params, list) and params[:-1] == searched[method]
 
 
 class NotingUpstream(ScriptedUpstream):
