@@ -119,7 +119,9 @@ class RequestBodies:
             size += len(piece)
             if size > most:
                 raise too_large
+            arrived = now()
             yield piece
+            deadline += now() - arrived  # Waiting for a turn or for units does not count against the client.
 
 
 def _sender(request: web.Request) -> str:

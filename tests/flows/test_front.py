@@ -86,6 +86,19 @@ async def test_slow_body_gets_408_after_its_deadline(front: Service, key: str) -
         assert reply.closes
 
 
+async def test_body_that_waits_for_its_units_is_not_late(front: Service) -> None:
+    """3.6 MB take a Free account longer to pay than a body may take to arrive."""
+    body = b'{"unknown": 1' + b" " * 3_600_000 + b"}"
+    account = await front.new_account("free")
+    made = await front.new_key(account["id"])
+    data = request("POST", "/v1/webhooks", body, key=made["key"])
+    async with await HttpClient.open(front.port) as client:
+        await client.write(data[:-1])
+        await asyncio.sleep(1.5)
+        await client.write(data[-1:])
+        assert "unknown" in (await client.reply(within_s=DEADLINE_S)).fault(400)["message"]
+
+
 async def test_request_without_a_key_is_refused_before_its_body_is_read(front: Service) -> None:
     """No body is read for an unknown client."""
     data = post(READ, key=access.mint("live", bytes(32)))
