@@ -16,6 +16,9 @@ from proxy.core import jsonrpc
 FREE_BYTES: Final = 16_384
 BYTES_PER_UNIT: Final = 8_192
 MOST_SIZE_UNITS: Final = 128
+# A reply that an operation reads for a client costs a unit for each further part of this size: it is decoded and searched
+# value by value, which takes several times as long as passing it on.
+BYTES_READ_PER_UNIT: Final = 2_048
 # The price of a request that is answered with an error for its own mistake.
 UNITS_OF_AN_ERROR: Final = 1
 # What each call of a batch may take before the batch counts as large: many small calls have prices of their own.
@@ -38,6 +41,11 @@ def size_units(size: int) -> int:
 def body_units(size: int) -> int:
     """What a body of this many bytes costs that is paid for while it arrives, so that there is no most."""
     return -((FREE_BYTES - size) // BYTES_PER_UNIT) if size > FREE_BYTES else 0
+
+
+def reading_units(size: int) -> int:
+    """What reading an upstream's reply of this many bytes costs besides the price of its call."""
+    return -((FREE_BYTES - size) // BYTES_READ_PER_UNIT) if size > FREE_BYTES else 0
 
 
 def request_units(data: bytes, start: int = 0) -> int:

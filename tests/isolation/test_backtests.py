@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from proxy.core.access import Limits
+from proxy.core.pricing import reading_units
 from proxy.services.webhooks.backtest import MOST_OF_ACCOUNT
 from tests.http_client import Reply, request
 from tests.isolation.loop_steps import LONGEST_STEP_S, LoopSteps, send_apart
@@ -41,14 +42,16 @@ def block(number: int) -> dict[str, Any]:
     return {"number": hex(number), "hash": value_of(number), "transactions": transactions}
 
 
+CALL = {"type": "CALL", "from": ADDRESS, "to": "0x" + "cd" * 20, "value": "0x5"}
+TRACE = [{"txHash": value_of(n), "result": {**CALL, "calls": [CALL] * 20}} for n in range(TRANSACTIONS)]
+
+
 def serve_blocks(harness: RpcHarness) -> None:
     blocks = {number: block(number) for number in range(900, 1001)}
-    call = {"type": "CALL", "from": ADDRESS, "to": "0x" + "cd" * 20, "value": "0x5"}
-    trace = [{"txHash": value_of(n), "result": {**call, "calls": [call] * 20}} for n in range(TRANSACTIONS)]
     for upstream in harness.upstreams:
         upstream.answers["eth_getBlockByNumber"] = lambda params: blocks[int(params[0], 16)]
         upstream.answers["eth_getLogs"] = lambda _: []
-        upstream.answers["debug_traceBlockByHash"] = lambda _: trace
+        upstream.answers["debug_traceBlockByHash"] = lambda _: TRACE
         upstream.answers["eth_getTransactionReceipt"] = lambda _: {"status": "0x1"}
 
 
@@ -82,7 +85,8 @@ async def test_backtest_is_charged_for_the_calls_that_it_makes(event_type: str) 
         listed = sum(PRICES[call.method] for call in made)
         assert listed > TABLES.prices.rest["backtest_webhook"]
         units = int(reply.headers["x-compute-units"])
-        assert units >= listed
+        size = {"ADDRESS_ACTIVITY": block(951), "INTERNAL_TRANSFER": TRACE}[event_type]
+        assert units >= listed + 20 * reading_units(len(orjson.dumps(size)))
         again = await send(harness, event_type, 20)
         assert int(again.headers["x-compute-units"]) >= units - PRICES["eth_blockNumber"], "cached calls take our time"
 
@@ -103,6 +107,21 @@ async def test_traces_for_backtests_stop_with_the_units_of_the_account() -> None
         for each in asking:
             each.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
+
+
+@on_uvloop
+async def test_backtest_without_a_first_block_tests_what_the_account_can_pay_for() -> None:
+    """It is not refused after it has used up all units."""
+    async with rpc_harness(1) as harness:
+        serve_blocks(harness)
+        harness.worker.add_key("free", limits=Limits(10, 200, 0))
+        text = orjson.loads(body("ADDRESS_ACTIVITY", 951, 1000))
+        del text["from_block"]
+        raw = request("POST", "/v1/webhooks/backtest", orjson.dumps(text), key=harness.worker.keys["free"])
+        async with await harness.worker.connect() as client:
+            reply = await client.send(raw, within_s=30.0)
+        assert reply.status == 200, reply
+        assert 20 <= reply.json["blocks_with_events"] <= 100
 
 
 @on_uvloop

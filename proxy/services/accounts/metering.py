@@ -9,6 +9,7 @@ made are not refunded.
     meter = meters.open(key, prepaid=price, within_s=20.0)
     await meter.pay(units)            # before each call; raises RateLimited if the account has no more
     meter.unused(units)               # the call was answered from the cache, or was not made
+    meter.owe(units)                  # the reply was large: the next payment includes what reading it costs
     cost = meter.settle(least=price)  # refunds what is left and returns what the request costs
 
 Payments of one account wait in line, and the pieces of its calls that are under way are bounded over all of its calls, so that
@@ -68,6 +69,7 @@ class Meter:
         "_admission",
         "_deadline",
         "_is_closed",
+        "_owed",
         "_turns",
         "_waiting",
         "_waits_since",
@@ -85,6 +87,7 @@ class Meter:
         self._turns = turns
         self._deadline = deadline
         self._is_closed = False
+        self._owed = 0
         self.key = key
         self.paid = prepaid
         self.used = 0
@@ -111,6 +114,11 @@ class Meter:
         """The most units to pay at once. The rest of the account's units stays for its other requests."""
         return max(1, (self.key.own_rate or self.key.rate).units_per_second // 4)
 
+    @property
+    def due(self) -> int:
+        """What the request costs so far, paid or not."""
+        return max(self.least, self.used) + self._owed
+
     def affords(self, price: int) -> int:
         """How many calls at this price the account can pay for until the deadline, if it makes no others."""
         rate = self.key.own_rate or self.key.rate
@@ -118,7 +126,15 @@ class Meter:
         return int(rate.units_per_second * left_s) // max(price, 1)
 
     async def pay(self, units: int) -> None:
-        """Pay for a call that is about to be made. Raises RateLimited if the account has no units for it in time."""
+        """Pay for a call that is about to be made, after what is owed. Raises RateLimited if the account has no units for it in
+        time."""
+        while self._owed > 0:
+            part = min(self._owed, self.portion)
+            self._owed -= part
+            await self._pay(part)
+        await self._pay(units)
+
+    async def _pay(self, units: int) -> None:
         if not self._turns.line.locked() and self.pay_now(units) is None:
             return
         began = self._begin_wait()
@@ -133,6 +149,10 @@ class Meter:
             raise RateLimited(message, retry_after_s=1) from None
         finally:
             telemetry.rate_wait_seconds.labels("work").observe(self._end_wait() - began)
+
+    def owe(self, units: int) -> None:
+        """Count work that is under way already. It is paid for before the next call, so that nothing is held meanwhile."""
+        self._owed += units
 
     async def pay_for_size(self, units: int) -> None:
         """Pay for a part of the request's body. Calls of the request draw on it."""
@@ -190,6 +210,7 @@ class Meter:
         """The request is over. Refund what its calls have not used, and return its cost: `least`, or its size, or more. Work
         that outlives the request, because others wait for it too, is not charged to it any more."""
         if not self._is_closed:
+            self.pay_now(min(self._owed, self.portion))
             cost = max(least, self.least, self.used)
             if cost < self.paid:
                 self._admission.refund(self.key, 0, self.paid - cost)

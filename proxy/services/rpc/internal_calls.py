@@ -2,8 +2,9 @@
 
 They use the same upstreams, retries, cache and health as the calls of clients, but no admission. Calls that are made for a
 request share the upstreams as calls of its account do, and are paid for by the request's meter at their list price before they
-are made (`services/accounts/metering.py`). A call that reaches no upstream, because the reply is cached, costs nothing. No
-result contains integers beyond 64 bits as JSON numbers, because all families write those as strings.
+are made (`services/accounts/metering.py`). A call that reaches no upstream, because the reply is cached, costs nothing. Reading
+a large reply costs by its size, wherever it comes from. No result contains integers beyond 64 bits as JSON numbers, because all
+families write those as strings.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import orjson
 
 from proxy.chains.registry import Network
 from proxy.core.directives import FRESH
+from proxy.core.pricing import reading_units
 from proxy.core.request_records import READING, RecordedAttempt
 from proxy.errors import NotFound
 from proxy.services.accounts.metering import Meter, meter_of_task
@@ -82,6 +84,8 @@ class InternalCalls:
         )
         try:
             result = await pending.result()
+            if meter is not None:
+                meter.owe(reading_units(len(result)))
             if len(result) > READ_AT_ONCE:
                 await next_turn()
             return result
@@ -124,6 +128,7 @@ class InternalCalls:
         )
         results = await asyncio.gather(*(pending.result() for pending, _, _ in made), return_exceptions=True)
         if meter is not None:
+            meter.owe(sum(reading_units(len(each)) for each in results if isinstance(each, bytes)))
             meter.answered_here(
                 sum(route.state.price(policy, raw) for each, policy, raw in made if not _reached_upstream(each))
             )

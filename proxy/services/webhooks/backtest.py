@@ -3,9 +3,9 @@
 The blocks are read and matched as in the follower, with an index that contains only this config. The count is exact: the
 receipts of matching transactions are fetched where failed ones create no events, and blocks are traced where necessary.
 
-A back-test pays for its upstream calls as it makes them (`services/rpc/internal_calls.py`). Its blocks are decoded and matched
-in short steps, in turn with other clients, and the bytes that it holds are memory of its account. An account may run a few
-back-tests at a time.
+A back-test pays for its upstream calls as it makes them, and for the size of their results (`services/rpc/internal_calls.py`).
+Its blocks are decoded and matched in short steps, in turn with other clients, and the bytes that it holds are memory of its
+account. An account may run a few back-tests at a time.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from proxy.turn_queue import TurnQueue
 
 # Limits of one back-test: blocks if only logs are read, if full blocks are read, and if blocks are traced.
 MAX_BLOCKS, MAX_FULL_BLOCKS, MAX_TRACED_BLOCKS = 2_000, 200, 50
-# Blocks read together.
-BATCH = 20
+# Blocks read together, and for which a range without a first block goes on if the account can pay for twice as many.
+BATCH = 10
 # Limit of one back-test: receipts, each of which is a call to the network.
 MAX_RECEIPTS = 20_000
 _NEED_FULL_BLOCKS = frozenset({"activity", "mined"})
@@ -100,8 +100,8 @@ class Backtest:
     async def run(
         self, network: Network, event_type: str, config: Mapping[str, Any], *, first: int | None, last: int | None
     ) -> BacktestResult:
-        """Test the blocks from `first` to `last`. Without a last one the range ends with the newest block, and without a
-        first one it is as long as possible."""
+        """Test the blocks from `first` to `last`, newest first. Without a last one the range ends with the newest block, and
+        without a first one it is as long as the account can pay for."""
         client = client_of_task.get()
         if self._running[client] >= MOST_OF_ACCOUNT:
             raise RateLimited(f"this account runs {MOST_OF_ACCOUNT} back-tests already: wait for one", retry_after_s=1)
@@ -109,7 +109,10 @@ class Backtest:
         if (meter := meter_of_task.get()) is not None:
             meter.pay_for_hits()
         try:
-            return await self._run(network, event_type, config, first=first, last=last)
+            found = await self._run(network, event_type, config, first=first, last=last)
+            if meter is not None:
+                await meter.pay(0)  # What it still owes: nothing is held any more.
+            return found
         finally:
             self._running[client] -= 1
             if not self._running[client]:
@@ -143,16 +146,24 @@ class Backtest:
         for start in range(0, len(addresses or ()), ADDRESSES_PER_STEP):
             await self._turn()
             index.watch("", (addresses or [])[start : start + ADDRESSES_PER_STEP])
+        is_open = first is None
         first, last = await self._range(network, first, last, most=self._most(index))
         counts: list[int] = []
         receipts = _Receipts()
-        for start in range(first, last + 1, BATCH):
-            end = min(start + BATCH - 1, last)
+        while len(counts) <= last - first and not (is_open and counts and self._is_enough(len(counts))):
+            end = last - len(counts)
+            start = max(first, end - BATCH + 1)
             if index.has("internal"):
                 counts += await self._traced(network, index, start, end)
             else:
                 counts += [each async for each in self._counts(network, index, start, end, receipts)]
-        return BacktestResult(first, last, sum(counts), sum(count > 0 for count in counts))
+        return BacktestResult(last - len(counts) + 1, last, sum(counts), sum(count > 0 for count in counts))
+
+    @staticmethod
+    def _is_enough(tested: int) -> bool:
+        """Whether the account may be unable to pay in time for as many blocks as the next step has."""
+        meter = meter_of_task.get()
+        return meter is not None and not meter.affords(2 * BATCH * meter.due // tested)
 
     def _most(self, index: WatchIndex) -> int:
         if index.has("internal"):
