@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.shipped_tables import TABLES
@@ -16,6 +18,14 @@ def kinds(family: str, kind: str) -> set[str]:
 
 def test_every_chain_has_a_family_that_exists() -> None:
     assert {chain.family for chain in TABLES.chains.chains.values()} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_readme_and_guide_name_every_family(page: str) -> None:
+    paragraphs = (Path(__file__).parents[2] / page).read_text("utf-8").split("\n\n")
+    list_of_families = next(text for text in paragraphs if "hundreds of EVM networks" in text)
+    names = {family.title.split()[0] for name, family in FAMILIES.items() if name != "evm"}
+    assert {name for name in names if name.lower() not in list_of_families.lower()} == set()
 
 
 def test_writes_are_exactly_those_that_need_the_write_scope() -> None:
