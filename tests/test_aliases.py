@@ -22,6 +22,7 @@ CALLS = [
     ("alchemy", "rpc.example.com", "/alchemy/polygon-amoy/v2/{key}", "polygon/amoy"),
     ("ankr", "rpc.example.com", "/eth/{key}", MAINNET),
     ("ankr", "rpc.example.com", "/ankr/eth_sepolia/{key}", SEPOLIA),
+    ("ankr", "rpc.example.com", "/multichain/{key}", MAINNET),
     ("drpc", "rpc.example.com", "/ogrpc?network=ethereum&dkey={key}", MAINNET),
     ("drpc", "rpc.example.com", "/ogrpc?dkey={key}&network=sepolia", SEPOLIA),
     ("erpc", "rpc.example.com", "/main/evm/1?secret={key}", MAINNET),

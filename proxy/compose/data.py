@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from proxy.chains.families import family_of
 from proxy.chains.family import TokenKind
+from proxy.chains.registry import Network
 from proxy.core.egress import EgressPolicy
 from proxy.services.multicall import Multicall
 from proxy.services.names import EnsNames
@@ -23,7 +25,7 @@ from proxy.services.tokens.svm_tokens import SvmTokens
 from proxy.services.tokens.token_contracts import TokenContracts
 from proxy.services.tokens.token_holders import TokenHolders
 from proxy.services.tokens.token_prices import TokenPrices
-from proxy.services.tokens.wallet_balances import WalletBalances
+from proxy.services.tokens.wallet_balances import AnkrNetworks, WalletBalances
 from proxy.settings import EgressSettings, PriceSources, Settings, Tables
 from proxy.store.postgres.holdings import HoldingStore
 from proxy.store.postgres.pool import Pool
@@ -71,7 +73,7 @@ class DataFeature:
         self.holders = TokenHolders(self.contracts, holdings, self.cache)
         self.history = TransferHistory(self.contracts, TransferStore(holdings.index), internal_calls)
         self._alchemy = AlchemyMethods(self.history, evm, self.multicall, internal_calls)
-        self._wallets = WalletBalances(evm, internal_calls)
+        self._wallets = WalletBalances(evm, internal_calls, _ankr_networks(settings, tables, internal_calls))
         self.simulations = Simulations(self.contracts, self.multicall, token_prices, internal_calls)
         self.guard = _guard(settings.egress)
         self._fetcher = Fetcher(self.guard, timeout_s=nfts.fetch_timeout_s, max_bytes=nfts.max_metadata_bytes)
@@ -114,6 +116,16 @@ class DataFeature:
             await self._price_api.close()
         await self._fetcher.close()
         await self.cache.close()
+
+
+def _ankr_networks(settings: Settings, tables: Tables, calls: InternalCalls) -> AnkrNetworks:
+    """The networks whose balances are known, with Ankr's names of them."""
+
+    def is_indexed(network: Network) -> bool:
+        has_tokens = family_of(network).tokens == "evm"
+        return has_tokens and settings.follower.follows(network.id) and calls.reaches(network)
+
+    return AnkrNetworks(tables.chains, tables.providers["ankr"].networks, is_indexed)
 
 
 def _guard(given: EgressSettings) -> OutboundGuard:

@@ -54,12 +54,14 @@ class Envelope(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 class Dialect(msgspec.Struct, frozen=True):
     """What the clients of a chain family send beside JSON-RPC 2.0. `named_params`: params may be an object. `only_named`: they
     must be one. `old_versions`: calls may be of JSON-RPC 1.0 or 1.1, whose version is in `jsonrpc`, in `version` or nowhere.
-    `says_ok`: replies have the member `ok` beside those of JSON-RPC."""
+    `says_ok`: replies have the member `ok` beside those of JSON-RPC. `lone_object`: params of methods that begin like this may
+    be an object, which is read as an array with this one item. A service's SDK sends them so."""
 
     named_params: bool = False
     only_named: bool = False
     old_versions: bool = False
     says_ok: bool = False
+    lone_object: str = ""
 
 
 STRICT: Final = Dialect()
@@ -169,6 +171,8 @@ def checked(envelope: Envelope | OldEnvelope, dialect: Dialect = STRICT) -> RawC
         raise MalformedCall(PARSE_ERROR, TOO_DEEP)
     if dialect.only_named and params == NO_PARAMS:
         params = NO_NAMED_PARAMS
+    if params[:1] == _OBJECT and dialect.lone_object and method.startswith(dialect.lone_object):
+        params = _ARRAY + params + b"]"
     good_params = (params[:1] == _ARRAY and not dialect.only_named) or (dialect.named_params and params[:1] == _OBJECT)
     if good_id and good_params and method.isascii() and 0 < len(method) <= MAX_METHOD:
         return method, params, id_ + OK_SUCCESS if dialect.says_ok and id_ else id_

@@ -173,7 +173,7 @@ class DevService:
             "metrics": metrics_defaults(self._options.port),
             # Charts show calls at once.
             "usage": {"flush_s": 1.0, "rollup_s": 2.0},
-            "rpc": {"alchemy_methods": True, "quicknode_methods": True},
+            "rpc": {"alchemy_methods": True, "quicknode_methods": True, "ankr_methods": True},
             "aliases": {"alchemy": True, "infura": True},
         }
         overrides = {

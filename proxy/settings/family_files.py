@@ -121,6 +121,7 @@ def _dialect(transport: Mapping[str, Any]) -> Dialect:
         only_named=params == "object",
         old_versions=len(transport.get("envelopes", ())) > 1,
         says_ok=transport.get("replies") == "ok",
+        lone_object=transport.get("lone_object", ""),
     )
 
 

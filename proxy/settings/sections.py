@@ -199,11 +199,12 @@ class RpcSettings:
     max_batch_reply_bytes: int
     alchemy_methods: bool
     quicknode_methods: bool
+    ankr_methods: bool
 
     @property
     def answered_services(self) -> frozenset[str]:
         """How the names of the methods begin that Penstock answers itself."""
-        switches = {"alchemy": self.alchemy_methods, "qn": self.quicknode_methods}
+        switches = {"alchemy": self.alchemy_methods, "qn": self.quicknode_methods, "ankr": self.ankr_methods}
         return frozenset(name for name, is_on in switches.items() if is_on)
 
 

@@ -18,6 +18,7 @@ from proxy.core.jsonrpc import (
     MOST_SEARCHED,
     MOST_SPACE,
     PARSE_ERROR,
+    Dialect,
     MalformedCall,
     is_batch,
     parse,
@@ -336,3 +337,18 @@ def test_batch_follows_little_space() -> None:
     assert is_batch(b"[]")
     assert is_batch(b" \r\n\t[]")
     assert not is_batch(b" " * (MOST_SPACE + 1) + b"[]")
+
+
+def test_lone_object_of_a_service_is_an_array_with_one_item() -> None:
+    """Only for its methods: params of all others are arrays."""
+    dialect, body = Dialect(lone_object="ankr_"), b'{"jsonrpc":"2.0","id":1,"method":"%b","params":%b}'
+    assert parse(body % (b"ankr_x", b'{"a": 1}'), dialect=dialect) == ("ankr_x", b'[{"a": 1}]', b"1")
+    assert parse(body % (b"ankr_x", b"[7]"), dialect=dialect) == ("ankr_x", b"[7]", b"1")
+    for method, params, given_dialect in (
+        (b"eth_call", b"{}", dialect),
+        (b"ankr_x", b"{}", jsonrpc.STRICT),
+        (b"ankr_x", b"7", dialect),
+    ):
+        with pytest.raises(MalformedCall) as caught:
+            parse(body % (method, params), dialect=given_dialect)
+        assert caught.value.code == INVALID_REQUEST

@@ -134,6 +134,10 @@ class InternalCalls:
             )
         return [_raised(result) for result in results]
 
+    def reaches(self, network: Network) -> bool:
+        """Whether the network has an upstream."""
+        return self._networks.find(network) is not None
+
     def route(self, network: Network) -> Route:
         route = self._networks.find(network)
         if route is None:
