@@ -1,9 +1,9 @@
 """The consequences of a delivery attempt: the delivery ends or gets its next due time, and sometimes its webhook changes too.
 
-Only a 2xx counts as success. 410 means that the receiver is gone for good. Everything else is retried on the format's
-schedule (specification, section 6), or later if the receiver asks for it. After the last retry the formats differ: A pauses the
-webhook and keeps the event until it is resumed, B drops the event. A test delivery is tried once, and its failure does not
-affect the webhook.
+Only a 2xx counts as success. Everything else is retried on the format's schedule (specification, section 6), or later if the
+receiver asks for it. In Format B, 410 means that the receiver is gone for good; Format A retries every status that is no 2xx.
+After the last retry the formats differ: A pauses the webhook and keeps the event until it is resumed, B drops the event. A test
+delivery is tried once, and its failure does not affect the webhook.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def judge(
     failures = tries + 1
     if test:
         return AttemptVerdict("failed", failures)
-    if status == 410:
+    if status == 410 and form == "B":
         return AttemptVerdict("failed", failures, cause="gone")
     again_s = pause_s(form, failures, wait_s=wait_s, schedule=schedule)
     if again_s is not None:

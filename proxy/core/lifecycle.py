@@ -1,7 +1,7 @@
 """The states of a webhook and their transitions: the whole table.
 
-The first half is the specification's (section 3), which leaves `disabled` open: a receiver that returns 410 is gone for
-good, and an operator may disable any webhook. Only the dashboard and the operator can leave that state. A transition
+The first half is the specification's (section 3), which leaves `disabled` open: a Format B receiver that returns 410 is
+gone for good, and an operator may disable any webhook. Only the dashboard and the operator can leave that state. A transition
 that is not in the table does not happen.
 """
 
@@ -16,7 +16,7 @@ WebhookTrigger = Literal[
     "activate",  # PATCH with status active
     "exhaust",  # all scheduled retries of a delivery failed
     "resume",  # from the dashboard
-    "gone",  # the receiver answered 410
+    "gone",  # the receiver answered 410 (Format B)
     "disable",  # the operator
     "enable",  # the operator
     "delete",  # DELETE /webhooks/{id}

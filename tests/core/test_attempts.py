@@ -39,10 +39,10 @@ def test_nothing_else_is(status: int | None) -> None:
     assert judge("B", 0, status) == AttemptVerdict("due", 1, 1)
 
 
-@pytest.mark.parametrize("form", get_args(Format))
-def test_410_ends_the_delivery_and_disables_the_webhook(form: Format) -> None:
-    verdict = judge(form, 2, 410)
-    assert verdict == AttemptVerdict("failed", 3, cause="gone")
+def test_410_is_retried_in_format_a_and_disables_a_webhook_of_format_b() -> None:
+    assert judge("A", 2, 410) == AttemptVerdict("due", 3, 600)
+    assert judge("A", 5, 410) == AttemptVerdict("parked", 0, cause="exhaust")
+    assert judge("B", 2, 410) == AttemptVerdict("failed", 3, cause="gone")
     assert lifecycle.after("active", "gone") == "disabled"
 
 

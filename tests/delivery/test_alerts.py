@@ -238,7 +238,7 @@ async def test_pause_of_a_webhook_is_sent_where_alerts_go(accounts: Accounts) ->
     harness = accounts.harness
     harness.store = DeliveryStore(harness.pool, accounts.store.sender)
     account = await accounts.account("webhook_paused", mail=False, webhook_url=harness.inbox.url("/alerts", server=1))
-    hook = await harness.webhook("/gone", account=account)
+    hook = await harness.webhook("/gone", "NEW_BLOCK", account=account)
     harness.inbox.answer("/gone", 410)
     async with harness.delivering(schedules=NEVER):
         await harness.events(hook)

@@ -187,7 +187,7 @@ async def test_exhausted_retries_in_format_b_fail_the_event_and_not_the_webhook(
 
 
 async def test_gone_receiver_disables_its_webhook(harness: DeliveryHarness) -> None:
-    hook = await harness.webhook("/x")
+    hook = await harness.webhook("/x", "NEW_BLOCK")
     harness.inbox.answer("/x", 410)
     async with harness.delivering(each=1):
         await harness.events(hook, 3)

@@ -96,7 +96,7 @@ async def test_pause_sends_exactly_one_mail_with_many_failures_and_senders(
 
 
 async def test_disabled_webhook_sends_a_mail(harness: DeliveryHarness, mail_server: MailServer) -> None:
-    hook = await harness.webhook("/x")
+    hook = await harness.webhook("/x", "NEW_BLOCK")
     harness.inbox.answer("/x", 410)
     url = "https://penstock.example"
     mails = Mails(MailStore(harness.pool), mail_server.mailer(), dashboard_url=url, check_s=0.05)
