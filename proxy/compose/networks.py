@@ -24,7 +24,7 @@ from proxy.core.fixed_replies import FixedReplies
 from proxy.core.heads import NetworkHead
 from proxy.core.limits import CallRate, ProcessRate
 from proxy.core.rest_routes import RestTransport
-from proxy.core.routing_rules import RoutingRule
+from proxy.core.routing_rules import RoutingRule, RuleTerms
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.services.bundler import bundler_policies
 from proxy.services.rpc.dispatcher import Dispatcher, Takeovers
@@ -382,18 +382,7 @@ def _as_upstream(given: BundlerSettings | RelaySettings) -> UpstreamSettings:
 def rules_of(given: Sequence[RoutingSettings], network_id: str) -> list[RoutingRule]:
     """The rules for a network, with their places in the settings."""
     return [
-        RoutingRule(
-            number=number,
-            methods=rule.methods,
-            keys=frozenset(rule.keys),
-            require=rule.require,
-            prefer=rule.prefer,
-            avoid=rule.avoid,
-            labels=rule.labels,
-            above=rule.above,
-            then=rule.then,
-            dry_run=rule.dry_run,
-        )
+        RoutingRule(number=number, **{term.name: getattr(rule, term.name) for term in fields(RuleTerms)})
         for number, rule in enumerate(given, 1)
         if rule.network == network_id
     ]

@@ -28,13 +28,12 @@ _REASONS: Final[dict[Figure, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoutingRule:
-    """`number`: its place in the settings, counted from 1. `methods`: names, which may end in `*`; without any, all methods.
-    `keys`: ids; without any, all keys and our own calls. `labels`: `above` is for upstreams with all of these."""
+class RuleTerms:
+    """`methods`: names, which may end in `*`; without any, all methods. `keys`: ids; without any, all keys and our own calls.
+    `labels`: `above` is for upstreams with all of these."""
 
-    number: int
     methods: tuple[str, ...] = ()
-    keys: frozenset[str] = frozenset()
+    keys: tuple[str, ...] = ()
     require: tuple[str, ...] = ()
     prefer: tuple[str, ...] = ()
     avoid: tuple[str, ...] = ()
@@ -42,6 +41,13 @@ class RoutingRule:
     above: Mapping[Figure, float] = field(default_factory=dict)
     then: Literal["exclude", "last"] = "exclude"
     dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingRule(RuleTerms):
+    """`number`: its place in the settings, counted from 1."""
+
+    number: int
 
     def covers(self, method: str) -> bool:
         return not self.methods or fits(self.methods, method)

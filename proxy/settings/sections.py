@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from proxy.core.data_bounds import DataKind
 from proxy.core.node_operators import operator_of
-from proxy.core.routing_rules import Figure
+from proxy.core.routing_rules import RuleTerms
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,20 +466,11 @@ class ReplySettings:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RoutingSettings:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingSettings(RuleTerms):
     """A rule about the labels and figures of upstreams."""
 
     network: str
-    methods: tuple[str, ...] = ()
-    keys: tuple[str, ...] = ()
-    require: tuple[str, ...] = ()
-    prefer: tuple[str, ...] = ()
-    avoid: tuple[str, ...] = ()
-    labels: tuple[str, ...] = ()
-    above: Mapping[Figure, float] = field(default_factory=dict)
-    then: Literal["exclude", "last"] = "exclude"
-    dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ def test_rule_excludes_or_puts_last_and_a_dry_run_does_neither() -> None:
         (RoutingRule(number=1, above={"lag_blocks": 5}, dry_run=True), (0, 0)),
         (RoutingRule(number=1, above={"lag_blocks": 5}, labels=("region=us",)), (0, 0)),
         (RoutingRule(number=1, above={"lag_blocks": 5}, labels=("region=eu",)), (0b10, 0)),
-        (RoutingRule(number=1, above={"lag_blocks": 5}, keys=frozenset(("key_1",))), (0, 0)),
+        (RoutingRule(number=1, above={"lag_blocks": 5}, keys=("key_1",)), (0, 0)),
     ):
         assert steered([rule], members, "", tip=100) == expected, rule
 

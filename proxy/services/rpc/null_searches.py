@@ -25,6 +25,9 @@ from proxy.tasks import Tasks, client_of_task
 
 log = logging.getLogger("penstock.null_searches")
 
+Search = Callable[[], Awaitable[bytes]]
+Deliver = Callable[[bytes | Fault], None]
+
 _hashes = msgspec.json.Decoder(list[str]).decode
 _HASH = re.compile(r"0x[0-9a-fA-F]{64}", re.ASCII)
 
@@ -44,24 +47,12 @@ class NullSearches:
     def __contains__(self, flight: Flight) -> bool:
         return flight in self._open
 
-    def start(
-        self,
-        dispatcher: Dispatcher,
-        flight: Flight,
-        search: Callable[[], Awaitable[bytes]],
-        deliver: Callable[[bytes | Fault], None],
-    ) -> None:
+    def start(self, dispatcher: Dispatcher, flight: Flight, search: Search, deliver: Deliver) -> None:
         """`deliver` ends the flight with the outcome, unless its callers have left."""
         self._open.add(flight)
         self._tasks.start_once(self._what, lambda: self._run(dispatcher, flight, search, deliver), of=next_id())
 
-    async def _run(
-        self,
-        dispatcher: Dispatcher,
-        flight: Flight,
-        search: Callable[[], Awaitable[bytes]],
-        deliver: Callable[[bytes | Fault], None],
-    ) -> None:
+    async def _run(self, dispatcher: Dispatcher, flight: Flight, search: Search, deliver: Deliver) -> None:
         """No exception leaves this, because the task would be run again."""
         client_of_task.set(flight.client)
         left_s = flight.began + dispatcher.call_timeout_s - time.monotonic()
