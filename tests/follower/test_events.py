@@ -19,6 +19,7 @@ from proxy.core import webhook_bodies
 from proxy.core.paging import Page
 from proxy.services.events import enrichment
 from proxy.services.events.mined_lookups import CALLS_PER_LOOKUP
+from proxy.services.events.watch import WebhookWatch
 from proxy.services.follower.sinks import StaleRead
 from proxy.store.postgres.deliveries import DeliveryStore
 from proxy.store.postgres.webhooks import AddressChange
@@ -38,6 +39,7 @@ from tests.follower.event_harness import (
     with_transaction,
 )
 from tests.follower.harness import NETWORK, follower_harness
+from tests.isolation.loop_steps import LONGEST_STEP_S, LoopSteps
 from tests.service import until
 from tests.shapes import conforms
 
@@ -562,3 +564,16 @@ async def test_event_of_a_token_without_symbol_has_no_symbol(harness: EventHarne
     await harness.events.enricher.enrich()
     (body,) = await harness.bodies()
     assert (body["data"]["symbol"], body["data"]["decimals"]) == (None, None)
+
+
+async def test_long_list_of_addresses_is_loaded_in_short_steps(harness: EventHarness) -> None:
+    """Blocks of other networks, and webhooks of others, do not wait for one list."""
+    pool = harness.inner.running.pool
+    named = [f"0x{number:040x}" for number in range(1, 50_000)]
+    await harness.webhook("address_activity", addresses=named)
+    watch = WebhookWatch(harness.inner.route.network)
+    async with pool.connection() as connection, connection.transaction():
+        with LoopSteps.measured() as steps:
+            await watch.hold(connection)
+    assert f"{len(named)} addresses" in repr(watch)
+    assert steps.longest_s < 4 * LONGEST_STEP_S

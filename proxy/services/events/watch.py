@@ -36,6 +36,8 @@ RETRY_S = 1.0
 TOO_LONG_S = 1800.0
 # A hundred thousand addresses take a while to load.
 LOAD_S = 60.0
+# So many at a time, so that the followers of other networks go on meanwhile.
+LOADED_AT_ONCE = 2_000
 
 
 class WebhookWatch:
@@ -110,10 +112,11 @@ class WebhookWatch:
     async def _load_whole(self, connection: DatabaseConnection, ids: dict[int, str]) -> None:
         if not ids:
             return
-        rows = await connection.fetch(sql.webhooks.addresses_of, [*ids], timeout=LOAD_S)
-        for number, addresses in _grouped((row["webhook"], row["address"]) for row in rows).items():
-            with self._bad.skipped(webhook=ids[number]):
-                self.index.watch(ids[number], addresses)
+        cursor = await connection.cursor(sql.webhooks.addresses_of, [*ids], timeout=LOAD_S)
+        while rows := await cursor.fetch(LOADED_AT_ONCE):
+            for number, addresses in _grouped((row["webhook"], row["address"]) for row in rows).items():
+                with self._bad.skipped(webhook=ids[number]):
+                    self.index.watch(ids[number], addresses)
 
     async def _load_changes(self, connection: DatabaseConnection, ids: dict[int, str]) -> None:
         if not ids:
