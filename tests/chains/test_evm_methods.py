@@ -94,6 +94,7 @@ def tag(name: str) -> BlockRef:
 )
 def test_block_of_a_call_is_read_from_its_raw_params(method: str, params: str, expected: BlockRef) -> None:
     assert EVM.block_ref(METHODS[method], params.encode()) == expected
+    assert EVM.block_ref(METHODS[method], params.replace("[", "[" + " " * 5000, 1).encode()) == expected
 
 
 @pytest.mark.parametrize("block", ['"%s"', '{"blockNumber":"%s"}', '"0x%s"'])

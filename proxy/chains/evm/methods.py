@@ -38,6 +38,16 @@ _LONGEST_NAME = 6 * _HASH_BYTES
 _OBJECT = ord("{")
 
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+# More params than this are not read one by one: a megabyte may contain 100,000. Those after that of the block are skipped.
+_MANY_BYTES = 4096
+_MISSING = msgspec.Raw()
+_NAMES_UP_TO = [[f"at_{each}" for each in range(at + 1)] for at in range(16)]
+_up_to = [
+    msgspec.json.Decoder(
+        msgspec.defstruct("Params", [(name, msgspec.Raw, _MISSING) for name in names], array_like=True, gc=False)
+    ).decode
+    for names in _NAMES_UP_TO
+]
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _text = msgspec.json.Decoder(str).decode
 _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
@@ -67,12 +77,15 @@ def block_ref(method: Method, params: bytes) -> BlockRef:
 def _item(params: bytes, at: int) -> bytes:
     """The bytes of one of the params; empty if it is missing, or too long for a block."""
     try:
-        items = _items(params)
+        if len(params) > _MANY_BYTES:
+            item: msgspec.Raw = getattr(_up_to[at](params), _NAMES_UP_TO[at][at])
+        else:
+            items = _items(params)
+            item = items[at] if at < len(items) else _MISSING
     except _UNREADABLE:
         return b""
-    if at >= len(items):
+    if item is _MISSING:
         return b""
-    item = items[at]
     return bytes(item) if len(item) <= _LONGEST_NAME or memoryview(item)[0] == _OBJECT else b""
 
 
