@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import orjson
 import pytest
 
 from proxy import settings
+from proxy.commands.provider_networks import names_by_id
 from proxy.errors import StartError
 from proxy.settings.toml_files import line_of
 from tests.service import command_here
@@ -114,8 +119,26 @@ def test_public_upstreams_come_from_a_file(tmp_path: Path) -> None:
         ("base/mainnet", "https://a.example/", "repository", 1),
         ("base/mainnet", "https://c.example/", "repository-2", 1),
     ]
-    (tmp_path / "public.json").write_text("[]")
-    assert "must be JSON like" in faults(tmp_path, f'[[upstreams]]\nurl = "repository://{tmp_path}/public.json"\n')[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("[]", ":1: must be JSON like"),
+        ("{}", ":1: must be JSON like"),
+        ('{\n"1": {"endpoints": ["https://a.example"]},\n"8453": }', ":3: is not JSON: Expecting value"),
+        ('{\n"1": {"endpoints": []},\n\n"8453": {"urls": []}}', ":4: 8453: must have a list of URLs"),
+        ('{\n"8453": ["https://a.example"]}', ":2: 8453: must have a list of URLs"),
+        ('{\n"8453": {"endpoints": ["https://a.example", 7]}}', ":2: 8453.endpoints: must have URLs only"),
+        ('{"8453": {"endpoints": ["a.example"]}}', ":1: 8453.endpoints: must have URLs only"),
+        ("[" * 100_000, ":1: is "),
+        ("\udcff", ": is not text in UTF-8 (byte 0)"),
+    ],
+)
+def test_fault_in_a_list_of_public_upstreams_has_file_and_line(tmp_path: Path, text: str, fault: str) -> None:
+    (tmp_path / "public.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    (found, *_) = faults(tmp_path, f'[[upstreams]]\nurl = "repository://{tmp_path}/public.json"\n')
+    assert found.startswith(f"{tmp_path}/penstock.toml:6: upstreams.0.url: {tmp_path}/public.json{fault}")
 
 
 def test_key_is_masked_wherever_settings_are_printed(tmp_path: Path) -> None:
@@ -143,6 +166,167 @@ def test_networks_of_a_provider_are_listed_without_a_call() -> None:
         "url": "https://base-mainnet.g.alchemy.com/v2/********",
     }
     assert "there are: alchemy, ankr" in command_here("chains", "list", "--provider", "nobody").stderr
+
+
+LISTED = {
+    "result": {
+        "data": [
+            {"networkChainId": 8453, "kebabCaseId": "base-main"},
+            {"networkChainId": 1, "kebabCaseId": "eth", "is_open": False},
+            {"networkChainId": "0x44d", "kebabCaseId": "zkevm", "is_open": True, "rank": 1},
+            {"networkChainId": "1101", "kebabCaseId": "zkevm-2", "is_open": True, "rank": 2},
+            {"networkChainId": 987654321987, "kebabCaseId": "nowhere", "is_open": True},
+            {"networkChainId": 10, "kebabCaseId": "op/../x", "is_open": True},
+            {"networkChainId": True, "kebabCaseId": "yes", "is_open": True},
+            {"networkChainId": "ten", "kebabCaseId": "ten", "is_open": True},
+            {"networkChainId": 137, "kebabCaseId": "poly", "is_open": True},
+            "polygon",
+        ]
+    }
+}
+ACME = """\
+# Own.
+title = "Acme"
+url = "https://{{network}}.acme.example/{{key}}"
+[list]
+url = "{url}"
+entries = "result.data"
+chain_id = "networkChainId"
+name = "kebabCaseId"
+where = {{ is_open = true }}
+prefer = "rank"
+[networks]
+"polygon/mainnet" = "matic"
+"base/mainnet" = "b"
+"solana/mainnet" = "sol"
+# Prices.
+[credits]
+unit = "u"
+date = "2026-01-01"
+source = "https://acme.example"
+default = 1
+"""
+
+
+@contextmanager
+def serving(status: int, body: bytes) -> Iterator[str]:
+    """A web server that replies to everything with this."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Location", "/elsewhere")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/list"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def acme(tmp_path: Path, url: str) -> list[str]:
+    """Settings with a provider of the operator, whose list is at this URL; the words that name it."""
+    own = tmp_path / "own"
+    (own / "providers").mkdir(parents=True, exist_ok=True)
+    (own / "providers" / "acme.toml").write_text(ACME.format(url=url))
+    (tmp_path / "penstock.toml").write_text(f'{REQUIRED}[data_files]\ndirectory = "{own}"\n')
+    return ["chains", "list", "--provider", "acme", "--config", str(tmp_path / "penstock.toml")]
+
+
+def test_own_list_of_a_provider_is_asked_for_and_written(tmp_path: Path) -> None:
+    with serving(200, orjson.dumps(LISTED)) as url:
+        words = acme(tmp_path, url)
+        done = command_here(*words, "--refresh", "--write", str(tmp_path / "new.toml"))
+        assert done.returncode == 0, done.stderr
+        listed = orjson.loads(command_here(*words, "--refresh", "--json").stdout)
+        again = command_here(*words, "--refresh", "--write", str(tmp_path / "new.toml"))
+    assert "not known here, see `penstock chains add`: 987654321987" in done.stdout
+    assert {each["network"]: (each["url"].split("/")[2].split(".")[0], each["change"]) for each in listed} == {
+        "solana/mainnet": ("sol", ""),
+        "polygon-zkevm/mainnet": ("zkevm-2", "new"),
+        "polygon/mainnet": ("poly", "was matic"),
+        "base/mainnet": ("b", "gone"),
+    }
+    assert (again.returncode, "exists already" in again.stderr) == (2, True)
+    text = (tmp_path / "new.toml").read_text()
+    before, after = ACME.format(url=url).split("[networks]")
+    assert text.startswith(before)
+    assert text.endswith("# Prices." + after.split("# Prices.")[1])
+    (tmp_path / "own" / "providers" / "acme.toml").write_text(text)
+    found = loaded(tmp_path, f'[data_files]\ndirectory = "{tmp_path}/own"\n[[upstreams]]\nurl = "acme://{KEY}"\n')
+    assert {each.network for each in found.upstreams} == {"solana/mainnet", "polygon-zkevm/mainnet", "polygon/mainnet"}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "fault"),
+    [
+        (503, b"", "replied with status 503"),
+        (302, b"", "replied with status 302"),
+        (200, b'{\n"result": ', ":2: is not JSON"),
+        (200, b"[]", "has no networks in the expected form"),
+        (200, b'{"result": {"data": [{"networkChainId": 1}]}}', "has no networks in the expected form"),
+        (200, b'{"result": {"data": {"a": [[[]]]}}}', "has no networks in the expected form"),
+    ],
+)
+def test_list_that_cannot_be_used_is_an_error_and_writes_nothing(
+    tmp_path: Path, status: int, body: bytes, fault: str
+) -> None:
+    with serving(status, body) as url:
+        done = command_here(*acme(tmp_path, url), "--refresh", "--write", str(tmp_path / "new.toml"))
+    assert (done.returncode, fault in done.stderr) == (2, True), done.stderr
+    assert not (tmp_path / "new.toml").exists()
+
+
+def test_refresh_needs_a_provider_that_has_a_list(tmp_path: Path) -> None:
+    for words, fault in (
+        (("--provider", "ankr", "--refresh"), "Ankr has no list"),
+        (("--refresh",), "name the provider"),
+        (("--provider", "alchemy", "--write", str(tmp_path / "x")), "add --refresh"),
+        (("--provider", "repository://host/path"), "add --refresh"),
+        (("--provider", f"repository://{tmp_path}/none"), "cannot be read"),
+    ):
+        done = command_here("chains", "list", *words)
+        assert (done.returncode, fault in done.stderr) == (2, True), (words, done.stderr)
+    with serving(200, b"{}") as url:
+        gone = url
+    done = command_here(*acme(tmp_path, gone), "--refresh")
+    assert (done.returncode, "does not reply" in done.stderr) == (2, True)
+
+
+def test_shipped_lists_are_read_as_their_providers_write_them() -> None:
+    """The forms are those that eRPC reads."""
+    alchemy = {"result": {"data": [{"networkChainId": 8453, "kebabCaseId": "base-mainnet"}]}}
+    chain = {"api_type": "jsonrpc", "blockchain_type": "eth", "has_premium": True}
+    drpc = [
+        {"id": "custom", "chains": [{"name": "custom", "chain_id": "0x67932", "priority": 100, **chain}]},
+        {"id": "base", "chains": [
+            {"name": "base-old", "chain_id": "0x2105", "priority": 1, **chain},
+            {"name": "base", "chain_id": "0x2105", "priority": 2, **chain},
+            {"name": "base-rest", "chain_id": "0x2105", "priority": 3, **chain, "api_type": "rest"},
+        ]},
+    ]  # fmt: skip
+    for name, data, expected in (
+        ("alchemy", alchemy, {8453: "base-mainnet"}),
+        ("drpc", drpc, {424242: "custom", 8453: "base"}),
+    ):
+        own_list = PROVIDERS[name].own_list
+        assert own_list is not None
+        assert names_by_id(own_list, data) == expected
+
+
+def test_public_upstreams_of_a_file_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "public.json").write_text('{"8453": {"endpoints": ["https://a.example/", "wss://b.example"]}}')
+    words = ("chains", "list", "--provider", f"repository://{tmp_path}/public.json", "--json")
+    (found,) = orjson.loads(command_here(*words).stdout)
+    assert (found["network"], found["url"]) == ("base/mainnet", "https://a.example/")
 
 
 def test_operators_file_replaces_a_provider(tmp_path: Path) -> None:

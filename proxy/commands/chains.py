@@ -12,11 +12,10 @@ from typing import Any
 from proxy import settings as settings_room
 from proxy.chains.family import Family
 from proxy.chains.registry import Chain, Network, Registry
-from proxy.commands import context, output
+from proxy.commands import context, output, provider_networks
 from proxy.errors import InvalidRequest, StartError
 
 COLUMNS = ("network", "title", "id", "family", "class", "coin", "block_time_s")
-PROVIDER_COLUMNS = ("network", "title", "id", "class", "url")
 ASK_S = 10.0
 # The block time is the mean over this many blocks.
 MEASURED_BLOCKS = 100
@@ -34,9 +33,7 @@ def register(commands: Any) -> None:
     listed.add_argument(
         "--all", action="store_true", help="also the public networks that have no chain file of their own"
     )
-    listed.add_argument(
-        "--provider", metavar="NAME", help="the networks of a provider, such as alchemy, with their URLs"
-    )
+    provider_networks.register(listed)
     listed.add_argument("--config", type=Path, metavar="FILE", help=context.CONFIG_HELP)
     listed.add_argument("--json", action="store_true", help="print JSON")
     listed.set_defaults(run=_list)
@@ -65,7 +62,9 @@ def _tables(config: Path | None) -> tuple[str, settings_room.Tables]:
 def _list(args: argparse.Namespace) -> int:
     own, tables = _tables(args.config)
     if args.provider is not None:
-        return _list_provider(args, own, tables)
+        return provider_networks.listed(args, own, tables)
+    if args.refresh or args.write is not None:
+        raise StartError(["--refresh: name the provider with --provider"])
     rows = [
         {
             "network": network.id,
@@ -79,28 +78,6 @@ def _list(args: argparse.Namespace) -> int:
         for network in _networks(tables, args)
     ]
     output.rows(rows, COLUMNS, as_json=args.json)
-    return 0
-
-
-def _list_provider(args: argparse.Namespace, own: str, tables: settings_room.Tables) -> int:
-    """The upstreams that PROVIDER://KEY stands for. Nothing is asked for over the network."""
-    providers = settings_room.load_providers(own)
-    provider = providers.get(args.provider.partition("://")[0])
-    if provider is None:
-        raise StartError([f"--provider: there is no such provider; there are: {', '.join(providers)}"])
-    known = {each.id: each for each in tables.with_networks(provider.networks).chains.networks()}
-    rows = [
-        {
-            "network": name,
-            "title": known[name].chain.title,
-            "id": known[name].identity,
-            "class": known[name].facts.class_,
-            "url": provider.shown(name),
-        }
-        for name in provider.networks
-        if args.name in name
-    ]
-    output.rows(rows, PROVIDER_COLUMNS, as_json=args.json)
     return 0
 
 

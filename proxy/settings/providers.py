@@ -2,14 +2,13 @@
 
 `config/providers/*.toml` has the URL template of each provider and its names of networks, so no call is needed. `network` may
 be left out (all networks), or be a name, a pattern such as `CHAIN/*`, or a list of them. All other settings of the block apply
-to each upstream. `repository:///path` reads URLs of public upstreams from a file with the shape of eRPC's repository:
-`{"CHAIN_ID": {"endpoints": ["https://…"]}}`.
+to each upstream. `repository:///path` reads URLs of public upstreams from a file (settings/public_upstreams.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,26 +16,37 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import msgspec
-import orjson
 
 from proxy.chains.registry import Network
 from proxy.core.credits import CreditTable
 from proxy.data_files import CONFIG
 from proxy.errors import StartError
 from proxy.settings.masking import MASK
+from proxy.settings.public_upstreams import REPOSITORY, UnusableList, read_file
 from proxy.settings.toml_files import checked
 
 DIRECTORY = "providers"
-REPOSITORY = "repository"
 _PLAIN = frozenset(("http", "https", "ws", "wss"))
 _LISTS = ("upstreams", "bundlers")
+
+
+class NetworkList(msgspec.Struct, frozen=True):
+    """Where a provider lists its networks; `schemas/config/provider.json` describes the members."""
+
+    url: str
+    entries: str
+    chain_id: str
+    name: str
+    where: Mapping[str, str | bool | int] = {}
+    prefer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Provider:
     """One file. `networks`: the provider's names by ours. `key_per_network`: a key is valid on one network only. `credits`: its
-    price list, if that is known."""
+    price list, if that is known. `own_list`: where it lists its networks, if it does."""
 
+    path: Path
     name: str
     title: str
     template: str
@@ -44,6 +54,10 @@ class Provider:
     networks: Mapping[str, str]
     key_per_network: bool = False
     credits: CreditTable | None = None
+    own_list: NetworkList | None = None
+
+    def with_networks(self, networks: Mapping[str, str]) -> Provider:
+        return replace(self, networks=networks)
 
     def url(self, network: str, *, key: str, name: str = "") -> str:
         word = self.networks[network]
@@ -64,17 +78,19 @@ def load_providers(own: str = "", config: Path = CONFIG) -> dict[str, Provider]:
     if own:
         files |= {path.stem: path for path in sorted((Path(own) / DIRECTORY).glob("*.toml"))}
     faults: list[str] = []
-    found = {name: _provider(name, data) for name, path in files.items() if (data := checked("provider", path, faults))}
+    found = {path.stem: _provider(path, data) for path in files.values() if (data := checked("provider", path, faults))}
     if faults:
         raise StartError(faults)
     return found
 
 
-def _provider(name: str, data: Mapping[str, Any]) -> Provider:
+def _provider(path: Path, data: Mapping[str, Any]) -> Provider:
     serves = tuple(data.get("serves", ("upstreams",)))
     credits_ = msgspec.convert(data["credits"], CreditTable) if "credits" in data else None
+    own_list = msgspec.convert(data["list"], NetworkList) if "list" in data else None
     is_per_network = data.get("key_per_network", False)
-    return Provider(name, data["title"], data["url"], serves, data["networks"], is_per_network, credits_)
+    named = (path, path.stem, data["title"], data["url"], serves, data["networks"])
+    return Provider(*named, key_per_network=is_per_network, credits=credits_, own_list=own_list)
 
 
 class _Unusable(Exception):
@@ -124,23 +140,14 @@ class _Expansion:
     def _repository(self, url: str) -> dict[str, list[str]]:
         parts = urlsplit(url)
         if parts.netloc:
-            raise _Unusable(
-                "url", "nothing is fetched at start: download the list, and write repository:///path/to/file"
-            )
+            command = f"penstock chains list --provider {url} --refresh --write FILE"
+            raise _Unusable("url", f"nothing is fetched at start: run `{command}`, then write repository:///path/FILE")
         try:
-            data = orjson.loads(Path(parts.path).read_bytes())
-            by_id = {str(chain): list(entry["endpoints"]) for chain, entry in data.items()}
-        except OSError as exc:
-            raise _Unusable("url", f"{parts.path}: cannot be read: {exc.strerror}") from None
-        except (ValueError, TypeError, KeyError, AttributeError):
-            raise _Unusable(
-                "url", f'{parts.path}: must be JSON like {{"CHAIN_ID": {{"endpoints": ["https://…"]}}}}'
-            ) from None
-        found = {}
-        for chain, urls in by_id.items():
-            if (network := self.find(chain)) is not None:
-                found[network.id] = [each for each in urls if isinstance(each, str) and each.startswith("http")]
-        return found
+            by_id = read_file(Path(parts.path))
+        except UnusableList as exc:
+            raise _Unusable("url", str(exc)) from None
+        found = {chain: (self.find(chain), urls) for chain, urls in by_id.items()}
+        return {network.id: urls for network, urls in found.values() if network is not None}
 
 
 def _patterns(given: Any) -> Sequence[str]:
