@@ -452,11 +452,45 @@ async def test_link_of_the_page_is_in_sight_in_a_long_sidebar(visitor: Visitor) 
         await expect(visitor.page.locator(".side nav [aria-current]")).to_be_in_viewport(ratio=0.9)
 
 
+CUT_TABLES = "(all) => all.filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.innerText)"
+
+
 async def test_tables_of_the_operators_overview_are_not_cut_off(operator: Visitor) -> None:
     await operator.open("operator/overview")
     await expect(operator.page.get_by_role("table", name="Followers")).to_contain_text("dev/mainnet")
-    cut = "(all) => all.filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.innerText)"
-    assert await operator.page.locator("main .scroll").evaluate_all(cut) == []
+    assert await operator.page.locator("main .scroll").evaluate_all(CUT_TABLES) == []
+
+
+async def test_table_of_the_operators_errors_is_not_cut_off(operator: Visitor) -> None:
+    service = operator.site.service
+    status, _ = await service.send("GET", "/tokens/dev/balances/0x12", key="growth")
+    assert status == 400
+    table = operator.page.get_by_role("table", name="Errors")
+
+    async def is_listed() -> bool:
+        await operator.open("operator/overview")
+        await operator.open("operator/errors?range=live")
+        return await table.get_by_text("list_token_balances").count() > 0
+
+    await until(is_listed, every_s=0.5)
+    await expect(table).to_contain_text("Development (growth)")
+    assert await operator.page.locator("main .scroll").evaluate_all(CUT_TABLES) == []
+
+
+# The text of a select, measured in its own font, and the width that is left for it.
+CUT_SELECTS = """(all) => all.map((each) => {
+    const style = getComputedStyle(each), context = document.createElement("canvas").getContext("2d");
+    context.font = style.font;
+    const padding = parseFloat(style.paddingLeft) + parseFloat(style.paddingRight);
+    return [each.selectedOptions[0].text, context.measureText(each.selectedOptions[0].text).width + padding - each.clientWidth];
+}).filter(([, over]) => over > 0)"""
+
+
+async def test_network_in_the_explorer_is_not_cut_off(holder: Visitor) -> None:
+    await holder.page.set_viewport_size({"width": 1440, "height": 900})
+    await holder.open("explorer")
+    await expect(holder.page.get_by_label("Network")).to_have_value("dev/mainnet")
+    assert await holder.page.locator("main select").evaluate_all(CUT_SELECTS) == []
 
 
 async def test_network_without_upstreams_is_down_although_its_bundler_is_up(operator: Visitor) -> None:

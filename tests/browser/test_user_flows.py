@@ -374,6 +374,20 @@ async def test_explorer_sends_as_a_key_of_the_session(holder: Visitor) -> None:
     assert not (await (await sent.value).all_headers())["x-api-key"].startswith("svc_")
 
 
+async def test_explorer_sends_as_a_key_that_may_call_methods(fresh_holder: Visitor) -> None:
+    page = fresh_holder.page
+    await fresh_holder.open("keys")
+    # The page's own module knows the session's CSRF token.
+    create = """async (key) => {
+        const script = document.querySelector("script[type=module][src]").src;
+        await (await import(script.replace("page.js", "api.js"))).account.post("/keys", key);
+    }"""
+    await page.evaluate(create, {"name": "reader", "mode": "live", "scopes": ["rpc:read"]})
+    await page.evaluate(create, {"name": "hooks", "mode": "live", "scopes": ["webhooks:manage"]})
+    await fresh_holder.open("explorer")
+    await expect(page.get_by_label("Send as").locator("option:checked")).to_have_text("reader (live)")
+
+
 async def test_explorer_offers_what_the_key_may_do(holder: Visitor) -> None:
     page = holder.page
     await holder.create_key("only prices", methods="eth_gasPrice\neth_feeHistory", networks="ethereum/sepolia")

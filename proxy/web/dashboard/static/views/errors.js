@@ -46,10 +46,11 @@ function errorsTable(errors, { client, path, more }) {
     { name: "Status", show: (each) => outcome(each.status, true) },
     { name: "Code", show: (each) => [el("code", null, each.code ?? format.NONE), el("span.below.breaks", { title: each.example_message }, format.beginning(each.example_message, 160))] },
     { name: "Method", show: (each) => el("span.nowrap", null, methodName(each.method)) },
-    { name: "Key", show: (each) => (each.key_name ? el("span", { class: each.key_name.length <= SHORT && "nowrap" }, each.key_name) : idText(each.key_id)) },
-    client === admin && { name: "Account", show: (each) => each.account_name ?? idText(each.account_id) },
+    { name: client === admin ? "Key, account" : "Key", show: (each) => [
+      each.key_name ? el("span", { class: each.key_name.length <= SHORT && "nowrap" }, each.key_name) : idText(each.key_id),
+      client === admin && el("span.below", null, each.account_name ?? idText(each.account_id))] },
     client === admin && { name: "Upstream", show: (each) => each.upstreams.join(", ") || format.NONE },
     { name: "Requests", kind: "num", show: (each) => el("div", null, el("a", { href: link(each) }, format.number(each.count)), bar(each.count / most, "bad")) },
-    { name: "Last", show: (each) => format.time(each.last_at) },
+    { name: "Last", show: (each) => el("span", { title: format.time(each.last_at) }, format.shortTime(each.last_at)) },
   ], errors);
 }

@@ -31,7 +31,7 @@ function keyFields(keys, onChange) {
   const pasted = forms.text("API key", { value: state.key, class: "mono masked", placeholder: "svc_live_…", autocomplete: "off",
     hint: "Kept in this tab's memory only. Never stored.", oninput: () => { state.key = pasted.read(); } });
   const options = { ...Object.fromEntries(keys.map(({ id, name, mode }) => [id, `${name} (${mode})`])), [PASTED]: "Another key…" };
-  if (!Object.hasOwn(options, state.id)) state.id = keys[0]?.id ?? PASTED;
+  if (!Object.hasOwn(options, state.id)) state.id = (keys.find((key) => mayRequest(key, "rpc:read")) ?? keys[0])?.id ?? PASTED;
   const limits = el("p.hint", { role: "status" });
   const show = () => {
     pasted.node.hidden = state.id !== PASTED;
@@ -124,7 +124,7 @@ class Explorer {
       params.write(sample()?.params ?? []);
     });
     return {
-      node: el("div", null, forms.row(network.node, method.node), params.node),
+      node: el("div", null, network.node, method.node, params.node),
       read: () => ({ method: "POST", url: `${location.origin}/v1/rpc/${network.read()}`,
         body: { jsonrpc: "2.0", id: 1, method: method.read(), params: params.read() ?? [] } }),
     };
