@@ -83,7 +83,7 @@ class ForkServer:
     def run(self) -> list[str] | None:
         """Serve requests. Returns the command in every forked process, and None in the server when it ends."""
         self._poll.register(self._control, select.POLLIN)
-        self._control.send(READY)
+        self._answer(READY)
         while not self._is_over():
             for fd, _ in self._poll.poll(self._wait_ms()):
                 if fd != self._control.fileno():

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from proxy.processes.fork_server import METRICS, ForkRequest
+from proxy.processes.fork_server import METRICS, ForkRequest, ForkServer
 from proxy.processes.fork_server_process import ForkServerProcess, start_fork_server
 from proxy.processes.process_starter import ProcessStarter
 from proxy.processes.supervised_process import ChildProcess
@@ -152,6 +152,14 @@ async def test_retired_server_closes_sockets_and_ends_after_its_processes(enviro
     await end(process)
     await until(lambda: server.has_ended)
     await server.end()
+
+
+def test_server_ends_quietly_if_its_supervisor_ended_while_it_loaded() -> None:
+    """As after SIGTERM during a reload."""
+    control, supervisor = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    supervisor.close()
+    with control:
+        assert ForkServer(control, ()).run() is None
 
 
 async def test_answer_to_a_cancelled_request_is_not_taken_for_another(server: ForkServerProcess) -> None:
