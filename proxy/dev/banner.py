@@ -102,6 +102,10 @@ Subscribe to new blocks over a WebSocket:
 
   {listener(ready, "growth")}
 
+Make a block, in another terminal; the development chain also makes one for each transaction:
+
+  {miner(ready)}
+
 Ctrl-C stops everything. The data is kept for the next start; start with --fresh to delete it."""
 
 
@@ -115,11 +119,14 @@ def _on_chain(contracts: DevContracts) -> str:
 
 
 def _curl(ready: ReadyFile, key: str, network: str, method: str, params: str) -> str:
-    call = f'{{"jsonrpc":"2.0","id":1,"method":"{method}","params":[{params}]}}'
     return (
         f"curl -s {ready.base_url}/rpc/dev/{network} -H 'X-API-Key: {ready.keys[key]}' \\\n"
-        f"    -H 'Content-Type: application/json' -d '{call}'"
+        f"    -H 'Content-Type: application/json' -d '{_call(method, params)}'"
     )
+
+
+def _call(method: str, params: str) -> str:
+    return f'{{"jsonrpc":"2.0","id":1,"method":"{method}","params":[{params}]}}'
 
 
 # Prints each new head. One argument for `python -c`.
@@ -137,3 +144,8 @@ def listener(ready: ReadyFile, key: str) -> str:
     """Return a command that subscribes with packages that are already installed."""
     url = f"{ready.ws_url}/v1/ws/dev/mainnet?apiKey={ready.keys[key]}"
     return f"{shlex.quote(sys.executable)} -c '{_LISTENER}' '{url}'"
+
+
+def miner(ready: ReadyFile) -> str:
+    """Return a command that makes an empty block: no API key may, so it calls the development chain itself."""
+    return f"curl -s {ready.upstream_url} -H 'Content-Type: application/json' -d '{_call('evm_mine', '')}'"

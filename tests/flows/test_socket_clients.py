@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from proxy.core import access
-from proxy.dev.banner import ReadyFile, listener
+from proxy.dev.banner import ReadyFile, listener, miner
 from tests.client_scripts import ENVIRONMENT, run_script
 from tests.flows.test_clients import CLIENTS, LOGGER, RUN_S, TOPIC, Chain, has_head
 from tests.service import SOON_S, Service, until
@@ -142,7 +142,7 @@ async def test_cursor_replays_every_block_and_goes_live(service: Service, chain:
 
 async def test_command_in_the_banner_prints_heads(service: Service, chain: Chain) -> None:
     ready: dict[str, Any] = {field.name: service.ready.get(field.name) for field in fields(ReadyFile)}
-    line = listener(ReadyFile(**ready), "enterprise")
+    line, block = listener(ReadyFile(**ready), "enterprise"), miner(ReadyFile(**ready))
     process = await asyncio.create_subprocess_shell(f"exec {line}", stdout=asyncio.subprocess.PIPE, env=ENVIRONMENT)
     assert process.stdout is not None
     try:
@@ -150,6 +150,9 @@ async def test_command_in_the_banner_prints_heads(service: Service, chain: Chain
             assert b'"result":"0x' in await process.stdout.readline()
             sent = await chain.send(to="0x" + "5e" * 20, value="0x1")
             assert sent["blockHash"].encode() in await process.stdout.readline()
+            mining = await asyncio.create_subprocess_shell(block, stdout=asyncio.subprocess.DEVNULL)
+            assert await mining.wait() == 0
+            assert sent["blockHash"].encode() in await process.stdout.readline()  # the parent of the next one
     finally:
         process.kill()
         await process.wait()
