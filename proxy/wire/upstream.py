@@ -245,7 +245,10 @@ class Upstream:
         """The connection takes no more calls: it is closed, or about to be."""
         raise NotImplementedError
 
-    def update_time(self, now: float) -> None:
+    def pass_time(self, now: float) -> None:
         self.now = now
+
+    def update_time(self, now: float) -> None:
+        self.pass_time(now)
         self.health.refresh(now)
         self.batches.refresh(now)
