@@ -69,6 +69,18 @@ class Sky:
         return f"<Sky {self.weather}>"
 
 
+class ArrivalLoop(asyncio.BaseEventLoop):
+    """An event loop on which segments arrive."""
+
+    def arrival(self, callback: Callable[[], None], context: Context) -> asyncio.TimerHandle:
+        """A callback that is due many times: see `arrives_at`."""
+        raise NotImplementedError
+
+    def arrives_at(self, when: float, arrival: Any) -> None:
+        """Like `call_at`, without a handle for each time. It cannot be cancelled."""
+        raise NotImplementedError
+
+
 class Listening(asyncio.AbstractServer):
     def __init__(self, network: MemoryNetwork, address: Address) -> None:
         self._network, self._address = network, address
@@ -109,17 +121,17 @@ class MemoryNetwork:
         self._faults: dict[Address, float] = {}
         # For each direction that is cut, from host to host: what happens when it is mended.
         self._cuts: dict[tuple[str, str], list[Callable[[], object]]] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: ArrivalLoop | None = None
 
     def __repr__(self) -> str:
         return f"<MemoryNetwork {self._count} connections, {len(self._servers)} servers>"
 
     @property
-    def loop(self) -> asyncio.AbstractEventLoop:
+    def loop(self) -> ArrivalLoop:
         assert self._loop is not None
         return self._loop
 
-    def run_on(self, loop: asyncio.AbstractEventLoop) -> None:
+    def run_on(self, loop: ArrivalLoop) -> None:
         self._loop = loop
 
     def fault(self, address: Address, who: str, kind: str) -> None:
@@ -214,6 +226,7 @@ class _Pipe:
 
     sender: MemoryTransport
     receiver: MemoryTransport
+    _arrival: asyncio.TimerHandle
 
     def __init__(self, net: MemoryNetwork, server: Address) -> None:
         self._net, self._server, self._sky = net, server, net.sky(server)
@@ -234,8 +247,12 @@ class _Pipe:
     @classmethod
     def between(cls, sender: MemoryTransport, receiver: MemoryTransport, server: Address) -> None:
         pipe = cls(sender.network, server)
-        pipe.sender, pipe.receiver = sender, receiver
+        pipe.connect(sender, receiver)
         sender.outgoing = receiver.incoming = pipe
+
+    def connect(self, sender: MemoryTransport, receiver: MemoryTransport) -> None:
+        self.sender, self.receiver = sender, receiver
+        self._arrival = self._loop.arrival(self._arrive, receiver.context)
 
     def write(self, data: bytes) -> None:
         self._waiting.append(data)
@@ -281,7 +298,7 @@ class _Pipe:
             delay_s += rng.uniform(*weather.stall_s)
         self._last_at = max(self._last_at + 1e-6, loop.time() + delay_s)
         self._flight.append(segment)
-        loop.call_at(self._last_at, self._arrive, context=self.receiver.context)
+        loop.arrives_at(self._last_at, self._arrival)
 
     def _arrive(self) -> None:
         if not self._flight or self._is_frozen:
@@ -292,12 +309,15 @@ class _Pipe:
         segment = self._flight.popleft()
         if segment is not None and self._is_struck():
             return
-        if self.receiver.is_deaf:
+        receiver = self.receiver
+        if receiver.is_deaf:
             if segment is not None:
                 self.sender.fail()  # The kernel answers data for a closed socket with a reset.
-            return
-        self.arrived.append(segment)
-        self.receiver.readable()
+        elif segment is None or self.arrived or not receiver.reads_at_once(segment):
+            self.arrived.append(segment)
+            receiver.readable()
+        else:
+            receiver.receive(segment)
 
     def _is_struck(self) -> bool:
         """Whether the connection broke under this segment."""
@@ -508,6 +528,19 @@ class MemoryTransport(asyncio.Transport):
     def _resume_writing(self) -> None:
         if not self._lost and not self._paused:
             self._protocol.resume_writing()
+
+    def reads_at_once(self, segment: bytes) -> bool:
+        """Whether one read takes the segment as it is: most do."""
+        if not self._reading or self._reads_soon or len(segment) > MAX_READ:
+            return False
+        return not isinstance(self._protocol, asyncio.BufferedProtocol)
+
+    def receive(self, segment: bytes) -> None:
+        """The same as `_read`, for a segment that is the only one."""
+        self.network.history.wire(self.name, "data", segment)
+        self._protocol.data_received(segment)
+        self.incoming.acknowledge(len(segment))
+        self.read_soon()
 
     def readable(self) -> None:
         """A segment has arrived in this turn of the loop, which reads it if nothing else waits to be read."""

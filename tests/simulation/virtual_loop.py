@@ -12,11 +12,12 @@ from contextvars import Context, copy_context
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from tests.simulation.memory_network import Listening, MemoryNetwork, host_of_task
+from tests.simulation.memory_network import ArrivalLoop, Listening, MemoryNetwork, host_of_task
 from tests.simulation.seams import Clock, UnconnectedSocket
 
-# Turns of the loop between two collections of garbage: finalizers run at these moments and no others.
-COLLECT_EVERY = 20_000
+# Turns of the loop between two collections of garbage: finalizers run at these moments and no others. Most garbage is young.
+# All objects are looked at more rarely: the oracle keeps every call, and looking at all of them takes as long as many calls.
+COLLECT_EVERY, COLLECT_ALL_EVERY = 20_000, 200_000
 # A float of seconds is not exact below this.
 TOGETHER_S = 1e-7
 
@@ -56,7 +57,7 @@ class _Timer(asyncio.TimerHandle):
             self._callback, self._args = None, ()
 
 
-class VirtualLoop(asyncio.BaseEventLoop):
+class VirtualLoop(ArrivalLoop):
     """Timers are kept in a heap of tuples: comparing those is much faster than comparing handles, and timers that are due at
     the same time run in the order in which they were set."""
 
@@ -93,6 +94,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         heappush(self._timers, (when, self._set, handle))
         return handle
 
+    def arrival(self, callback: Callable[[], None], context: Context) -> _Timer:
+        return _Timer(0.0, callback, (), self, context)
+
+    def arrives_at(self, when: float, arrival: _Timer) -> None:
+        self._set += 1
+        heappush(self._timers, (when, self._set, arrival))
+
     def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
         handle = _Handle(callback, args, self, context)
         self._ready.append(handle)
@@ -110,7 +118,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Run everything that is ready. If nothing is, the clock first moves to the next timer."""
         self.turns += 1
         if self.turns % COLLECT_EVERY == 0:
-            gc.collect()
+            gc.collect(2 if self.turns % COLLECT_ALL_EVERY == 0 else 1)
         ready, timers, clock = self._ready, self._timers, self._clock
         if not ready and not self._stopping:
             while timers and timers[0][2]._cancelled:
