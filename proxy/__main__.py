@@ -37,6 +37,8 @@ COMMANDS = {
     "operations": "operations",
     "explain": "explain",
     "logs": "tail",
+    "capture": "capture",
+    "replay": "replay",
     "index": "index",
     "transfers": "transfers",
     "chains": "chains",
@@ -84,6 +86,8 @@ Look and repair
   top            show the busiest keys, methods and upstreams, live
   logs           show requests as they happen
   explain        show what happened to a request
+  capture        write the calls of clients to a file, to replay them elsewhere
+  replay         send the calls of a file again, at the pace at which they arrived
   upstreams      list, try, compare, cordon and uncordon upstreams
   contradictions list and export contradicted replies of upstreams
   cost           show what calls to upstreams cost, or would cost at another provider

@@ -1,7 +1,7 @@
 """`upstreams trial` and `upstreams certify`: whether an upstream on trial, or one that is not in use yet, can be promoted.
 
 Both make the same report. `trial` has what the running service found with reads of clients (`shadow` in the settings).
-`certify` makes reads of its own at blocks that both upstreams have, so it needs no traffic.
+`certify` makes reads of its own at blocks that both upstreams have, so it needs no traffic; or the reads of a captured file.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ import html
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
 from typing import Any, Final
 
 from proxy.chains.families import family_of
+from proxy.chains.family import BlockRef
 from proxy.commands import context, output
+from proxy.commands.capture_file import CapturedCall, read_capture
 from proxy.commands.progress import Progress
 from proxy.compose.networks import NetworkBuilder
 from proxy.core.trials import Trial, trials_of
@@ -60,6 +64,9 @@ def add_certify(actions: Any) -> None:
     )
     parser.add_argument(
         "--reads", type=int, default=USUAL_READS, metavar="N", help=f"how many (default: {USUAL_READS})"
+    )
+    parser.add_argument(
+        "--calls", type=Path, metavar="FILE", help="make the reads of this file, which `penstock capture` wrote"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_reporting(parser)
@@ -108,7 +115,9 @@ def _certify(args: argparse.Namespace) -> int:
     if not 1 <= args.reads <= MOST_READS:
         raise InvalidRequest(f"--reads must be between 1 and {MOST_READS}")
     found, tables = context.load_with_tables(args)
-    trial = asyncio.run(certified(with_candidate(found, args), tables, args.reads, Progress()))
+    pair = with_candidate(found, args)
+    captured = None if args.calls is None else read_capture(args.calls, pair.upstreams[0].network)
+    trial = asyncio.run(certified(pair, tables, CertifyReads(args.reads, captured), Progress()))
     report(trial, args)
     return int(not trial.is_ready)
 
@@ -126,7 +135,20 @@ def with_candidate(found: Settings, args: argparse.Namespace) -> Settings:
     return replace(found, upstreams=(known[0], candidate), bundlers=(), routing=(), verify=())
 
 
-async def certified(found: Settings, tables: Tables, reads: int, progress: Progress) -> Trial:
+@dataclass(frozen=True, slots=True)
+class CertifyReads:
+    """How many reads are made, and the calls that they are taken from, if they are not made up."""
+
+    count: int
+    captured: list[CapturedCall] | None = None
+
+    def calls(self, route: Route, head: int) -> Iterator[tuple[str, bytes]]:
+        if self.captured is None:
+            return _sample_calls(route, head, self.count)
+        return islice(_captured_calls(route, head, self.captured), self.count)
+
+
+async def certified(found: Settings, tables: Tables, reads: CertifyReads, progress: Progress) -> Trial:
     loop = asyncio.get_running_loop()
     builder = NetworkBuilder(found, tables, WriteBuffer(loop), TurnQueue(loop), tally=Tallies().of)
     networks = builder.networks(builder.states())
@@ -140,18 +162,32 @@ async def certified(found: Settings, tables: Tables, reads: int, progress: Progr
         await networks.close()
 
 
-async def _read_all(route: Route, shadow: Shadow, reads: int, progress: Progress) -> None:
+async def _read_all(route: Route, shadow: Shadow, reads: CertifyReads, progress: Progress) -> None:
     (present,) = route.upstreams
     if not present.health.head:
         raise StartError([f"{present.label} does not answer: compare with another one, by --against"])
-    for number, (method, params) in enumerate(_calls(route, present.health.head, reads), 1):
-        progress.show(f"{number} of {reads} reads")
+    for number, (method, params) in enumerate(reads.calls(route, present.health.head), 1):
+        progress.show(f"{number} of {reads.count} reads")
         read = await _read(route, present, method, params)
         if read is not None:
             await shadow.compare(read)
 
 
-def _calls(route: Route, head: int, reads: int) -> Iterator[tuple[str, bytes]]:
+def _captured_calls(route: Route, head: int, captured: list[CapturedCall]) -> Iterator[tuple[str, bytes]]:
+    """Reads of clients whose replies can be compared. Those of a block that moves are made at one that both upstreams have."""
+    at_block = family_of(route.network).at_block
+    for call in captured:
+        policy, params = route.policies.get(call.method), bytes(call.params)
+        if policy is None:
+            continue
+        ref = BlockRef("none") if policy.is_plain else policy.family.block_ref(policy.method, params)
+        if ref.moves and not policy.by_range and at_block is not None:
+            params = at_block(policy.method, params, max(1, head - DEPTH // 10))
+        if is_comparable(policy, params, head):
+            yield call.method, params
+
+
+def _sample_calls(route: Route, head: int, reads: int) -> Iterator[tuple[str, bytes]]:
     """Reads of all methods with known params, at random blocks that are old enough for both upstreams."""
     chosen, at_block = random.Random(reads), family_of(route.network).at_block
     methods = [each for each in route.policies.values() if each.method.sample]

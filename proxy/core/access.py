@@ -317,11 +317,13 @@ class Account:
     """An account as a worker sees it: its daily allowance, leased from the store in chunks (services/accounts/quotas)."""
 
     __slots__ = (
+        "captured_until",
         "day_limit",
         "exhausted",
         "id",
         "left",
         "plan",
+        "plan_sample",
         "records_params",
         "remaining",
         "sample_every",
@@ -350,6 +352,22 @@ class Account:
         self.sample_every = sample_every
         self.unsampled = sample_every
         self.records_params = False
+        # While its requests are captured, all are samples: until this Unix time, and `plan_sample` applies afterwards.
+        self.captured_until = 0.0
+        self.plan_sample = sample_every
+
+    def sample(self, every: int, captured_until: float = 0.0) -> None:
+        """One in `every` good requests is recorded, and until a Unix time all of them."""
+        self.plan_sample, self.captured_until = every, captured_until
+        self.sample_every = 1 if captured_until else every
+        if captured_until:
+            self.unsampled = min(self.unsampled, 1)
+
+    def is_captured(self, now: float) -> bool:
+        """Whether all its requests are recorded. `now`: the Unix time."""
+        if self.captured_until and now >= self.captured_until:
+            self.sample(self.plan_sample)
+        return self.captured_until > 0.0
 
     def passed_over(self) -> None:
         """A good request was not sampled."""

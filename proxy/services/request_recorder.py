@@ -98,6 +98,8 @@ class RequestRecorder:
         self, account: Account, took_s: float, directives: Directives | None, *, failed: bool
     ) -> RecordReason | None:
         """Why a request is recorded; None if it is not."""
+        if account.captured_until:
+            account.is_captured(time.time())
         is_sampled = account.is_sampled()
         if not self._is_on:
             return None
@@ -119,8 +121,8 @@ class RequestRecorder:
             self._add(call, reason, *self._ids(call.request_id))
 
     def _record_batch(self, call: FinishedCall, batch: CallBatch) -> None:
-        """Record a batch and its failed items, or all its items if it is recorded for another reason: the first MOST_OF_BATCH
-        at most."""
+        """Record a batch and its failed items, or all its items if it is recorded for another reason or captured: the first
+        MOST_OF_BATCH at most."""
         failed = [index for index, item in enumerate(batch.items) if item.failure]
         reason = self.reason(call.key.account, call.took_s, call.directives, failed=bool(failed))
         if reason is None:
@@ -130,15 +132,17 @@ class RequestRecorder:
             call, surface="batch", method="batch", invented_name="", status=200, cache="", error="", block=batch.reached
         )
         self._add(whole, reason, request_id, client_id)
-        chosen = failed if reason == "failed" else list(range(len(batch.items) or len(batch.plain)))
-        for index in chosen[: self._room_for(call.key.account.id, len(chosen))]:
+        is_part = reason == "failed" and not call.key.account.captured_until
+        chosen = failed if is_part else list(range(len(batch.items) or len(batch.plain)))
+        for index in chosen[: self._room_for(call.key.account, len(chosen))]:
             item_id = f"{client_id}.{index}" if client_id else ""
             self._add(_item_of(whole, batch, index), reason, f"{request_id}.{index}", item_id)
 
     def _add(self, call: FinishedCall, reason: RecordReason, request_id: str, client_id: str) -> None:
         key = call.key
         account = key.account.id
-        if not self._room(account):
+        is_captured = key.account.captured_until > 0.0
+        if not self._room(key.account):
             self._dropped += 1
             return
         attempts = _attempts_of(call)
@@ -146,12 +150,13 @@ class RequestRecorder:
         params = call.params or (b"" if call.flight is None else call.flight.params)
         shown = _params(params) if key.records_params and params else None
         size = BARE_RECORD + len(error) + sum(len(each[0]) + len(each[3]) + 40 for each in attempts)
-        if shown is not None and not self._takes(account, size + min(len(params), MOST_PARAMS)):
+        if shown is not None and not self._takes(key.account, size + min(len(params), MOST_PARAMS)):
             shown = None
-        if shown is None and not self._takes(account, size):
+        if shown is None and not self._takes(key.account, size):
             self._dropped += 1
             return
-        self._of_account[account] = self._of_account.get(account, 0) + 1
+        if not is_captured:
+            self._of_account[account] = self._of_account.get(account, 0) + 1
         self.waiting.append(
             RequestRecord(
                 id=request_id,
@@ -189,19 +194,23 @@ class RequestRecorder:
             self._stem = f"{OWN_PREFIX}{secrets.token_hex(5)}"
         return f"{self._stem}c{self._serial:07x}", request_id
 
-    def _takes(self, account: str, size: int) -> bool:
-        """Take bytes from the account's allowance, unless it has too few left."""
-        used, of_day = self._bytes.get(account, 0) + size, self._bytes_of_day.get(account, 0) + size
+    def _takes(self, holder: Account, size: int) -> bool:
+        """Take bytes from the account's allowance, unless it has too few left. While all its calls are captured, they are
+        bounded by the allowance of the day and the memory alone."""
+        account = holder.id
+        used = self._bytes.get(account, 0) + (0 if holder.captured_until else size)
+        of_day = self._bytes_of_day.get(account, 0) + size
         if used > BYTES_AT_ONCE or of_day > BYTES_PER_DAY or not self._memory.take(account, size + RECORD_OBJECT):
             return False
         self._bytes[account], self._bytes_of_day[account] = used, of_day
         self._sizes.append(size + RECORD_OBJECT)
         return True
 
-    def _room(self, account: str) -> int:
-        return max(0, MOST_OF_ACCOUNT - self._of_account.get(account, 0))
+    def _room(self, account: Account) -> int:
+        used = 0 if account.captured_until else self._of_account.get(account.id, 0)
+        return max(0, MOST_OF_ACCOUNT - used)
 
-    def _room_for(self, account: str, items: int) -> int:
+    def _room_for(self, account: Account, items: int) -> int:
         """How many of a batch's items are recorded. The others count as dropped."""
         room = min(items, MOST_OF_BATCH, self._room(account))
         self._dropped += items - room
@@ -243,9 +252,16 @@ class RequestRecorder:
 def _item_of(whole: FinishedCall, batch: CallBatch, index: int) -> FinishedCall:
     """An item of the batch."""
     if batch.plain:  # All were answered together, by the same upstream.
-        policy, attempts = batch.plain[index][0], ((batch.answered_label, 0.0, whole.took_s, "answered"),)
+        policy, call = batch.plain[index]
         return replace(
-            whole, surface="item", batch=None, method=policy.method.name, units=policy.units, size=0, attempts=attempts
+            whole,
+            surface="item",
+            batch=None,
+            method=policy.method.name,
+            units=policy.units,
+            size=0,
+            params=call[1],
+            attempts=((batch.answered_label, 0.0, whole.took_s, "answered"),),
         )
     item = batch.items[index]
     return replace(
@@ -262,6 +278,7 @@ def _item_of(whole: FinishedCall, batch: CallBatch, index: int) -> FinishedCall:
         size=len(item.reply),
         block=item.reached,
         error=item.failure,
+        params=item.params,
         flight=item.flight,
     )
 

@@ -332,7 +332,10 @@ class Keyring:
             account.remaining = day_limit - row["used_today"]
             account.exhausted = 0 < day_limit <= row["used_today"]
         account.records_params = row["record_params"]
-        account.sample_every = self._plans[row["plan"] if row["plan"] in self._plans else "free"].sample_every
+        every = self._plans[row["plan"] if row["plan"] in self._plans else "free"].sample_every
+        # A local copy of a previous version does not have this column.
+        left_s = row.get("captured_for_s") or 0.0
+        account.sample(every, time.time() + left_s if left_s > 0.0 else 0.0)
         return account
 
 

@@ -318,7 +318,7 @@ class BatchAdmission:
                 item.on_checked(route.unknown)
                 self._add_mistaken(item, jsonrpc.error(call.code, call.message))
                 continue
-            item = self._batch.add(call[2])
+            item = self._batch.add(call[2], call[1] if key.records_params else b"")
             policy = check_call(item, route, key, call, self._terms.subscriber)
             if isinstance(policy, MethodPolicy):
                 price = route.state.price(policy, call[1]) * factor + size_units(len(call[1]))

@@ -61,6 +61,7 @@ class BatchItem:
         "id",
         "is_begun",
         "outcome",
+        "params",
         "policy",
         "reply",
         "took_s",
@@ -68,9 +69,11 @@ class BatchItem:
         "waited_s",
     )
 
-    def __init__(self, batch: CallBatch, id_: bytes | None) -> None:
+    def __init__(self, batch: CallBatch, id_: bytes | None, params: bytes) -> None:
         self.batch = batch
         self.id = id_
+        # Empty unless they are recorded.
+        self.params = params
         self.policy: MethodPolicy | None = None
         self.flight: Flight | None = None
         self.units = 0
@@ -349,8 +352,9 @@ class CallBatch:
         """All items are sent or answered."""
         self._admitting = None
 
-    def add(self, id_: bytes | None) -> BatchItem:
-        item = BatchItem(self, id_)
+    def add(self, id_: bytes | None, params: bytes = b"") -> BatchItem:
+        """`params`: if they are recorded."""
+        item = BatchItem(self, id_, params)
         self.items.append(item)
         return item
 

@@ -19,6 +19,8 @@ create table accounts (
     disabled boolean not null default false,
     -- Whether records of its requests have params.
     record_params boolean not null default false,
+    -- Until then all its requests are recorded (`penstock capture`). Null: only the usual ones.
+    captured_until timestamptz,
     changed_at timestamptz not null default now(),
     -- The buckets that all its keys share.
     slot bigint not null default nextval('key_slots')

@@ -162,3 +162,12 @@ select
     (select coalesce(sum(stored + dropped), 0)::bigint from event_days where account_id = $1 and day = $2) as webhook_events_per_day,
     -- Kept in picodollars.
     (select coalesce(sum(used), 0)::float8 / 1e12 from gas_account_days where account_id = $1 and day = $2) as sponsored_usd_per_day;
+
+-- start_capture
+-- Record all requests of these accounts (null: of all) for this many seconds. Those that do not record params are left out.
+update accounts set captured_until = now() + make_interval(secs => $2)
+where record_params and not disabled and ($1::text[] is null or id = any($1))
+returning id;
+
+-- end_capture
+update accounts set captured_until = null where id = any($1::text[]);

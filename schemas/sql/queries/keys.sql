@@ -121,7 +121,8 @@ select k.id, k.lineage_id, k.slot, k.mode, k.digest, k.previous_digest, k.scopes
     extract(epoch from k.expires_at - now())::float8 as expires_in_s,
     k.requests_per_second, k.units_per_second,
     a.slot as account_slot, a.requests_per_second as account_requests_per_second, a.units_per_second as account_units_per_second,
-    a.plan, a.requests_per_day, a.record_params, coalesce(q.used, 0) as used_today
+    a.plan, a.requests_per_day, a.record_params,
+    extract(epoch from a.captured_until - now())::float8 as captured_for_s, coalesce(q.used, 0) as used_today
 from keys k
 join accounts a on a.id = k.account_id
 left join quota_days q on q.account_id = a.id and q.day = $1
@@ -136,7 +137,8 @@ select k.id, k.lineage_id, k.slot, k.mode, k.digest, k.previous_digest, k.scopes
     extract(epoch from k.expires_at - now())::float8 as expires_in_s,
     k.requests_per_second, k.units_per_second,
     a.slot as account_slot, a.requests_per_second as account_requests_per_second, a.units_per_second as account_units_per_second,
-    a.plan, a.requests_per_day, a.record_params, coalesce(q.used, 0) as used_today
+    a.plan, a.requests_per_day, a.record_params,
+    extract(epoch from a.captured_until - now())::float8 as captured_for_s, coalesce(q.used, 0) as used_today
 from keys k
 join accounts a on a.id = k.account_id
 left join quota_days q on q.account_id = a.id and q.day = $1

@@ -140,3 +140,12 @@ select network, method, e ->> 0 as upstream, width_bucket((e ->> 2)::double prec
     count(*) filter (where reason = 'sampled') as sampled
 from recent cross join lateral json_array_elements(attempts::json) as e
 group by network, method, upstream, bucket;
+
+-- count_captured
+select count(*) from requests where account = any($1::text[]) and at >= $2 and surface in ('http', 'item', 'socket');
+
+-- list_captured
+-- Calls of these accounts that ended after one that was read before. A batch precedes its items.
+select at, id, ms, network, surface, method, params from requests
+where account = any($1::text[]) and (at, id) > ($2, $3) and surface in ('http', 'batch', 'item', 'socket')
+order by at, id limit $4;

@@ -1,0 +1,93 @@
+"""Files of captured calls: `capture` writes them; `replay` and `upstreams certify` read them.
+
+The first line is a header with the version of the format. Each further line is a call: milliseconds after the beginning,
+network, method and params. There is nothing else in it: no account, key, address or header of a client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from proxy.errors import StartError
+
+VERSION: Final = 1
+# Bounds of what a command reads into memory.
+MOST_CALLS: Final = 1_000_000
+MOST_BYTES: Final = 512 << 20
+_NOT_ONE = "is not a file of captured calls: write one with `penstock capture FILE`"
+
+
+class CapturedCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`at_ms`: its arrival, after the beginning of the capture."""
+
+    at_ms: float
+    network: str
+    method: str
+    params: msgspec.Raw
+
+
+class CaptureHeader(msgspec.Struct, frozen=True):
+    # The version of the format.
+    penstock_capture: int
+    began_at: str
+    calls: int
+
+
+_HEADER = msgspec.json.Decoder(CaptureHeader)
+_CALL = msgspec.json.Decoder(CapturedCall)
+
+
+def write_capture(path: Path, began_at: str, calls: Iterable[CapturedCall]) -> None:
+    """Write a file that gets its name when it is whole. The calls are sorted by their arrival."""
+    ordered = sorted(calls, key=lambda call: call.at_ms)
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            for each in (CaptureHeader(VERSION, began_at, len(ordered)), *ordered):
+                file.write(msgspec.json.encode(each) + b"\n")
+        part.rename(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read_capture(path: Path, network: str | None = None) -> list[CapturedCall]:
+    """The calls of a file, all or those of one network."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise StartError([f"{path}: is larger than {MOST_BYTES >> 20} MiB: capture for a shorter time"])
+        lines = path.read_bytes().splitlines()
+    except OSError as exc:
+        raise StartError([f"{path}: cannot be read: {exc.strerror}"]) from None
+    _check_header(path, lines[0] if lines else b"")
+    if len(lines) > MOST_CALLS + 1:
+        raise StartError([f"{path}: has more than {MOST_CALLS:,} calls: capture for a shorter time"])
+    found = [call for call in _calls(path, lines) if network in (None, call.network)]
+    if not found:
+        raise StartError([f"{path}: has no calls{f' of {network}' if network else ''}"])
+    return found
+
+
+def _check_header(path: Path, line: bytes) -> None:
+    try:
+        header = _HEADER.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise StartError([f"{path}, line 1: {_NOT_ONE}"]) from None
+    if header.penstock_capture != VERSION:
+        raise StartError(
+            [
+                f"{path}, line 1: is of version {header.penstock_capture}, and this Penstock reads version {VERSION}: "
+                "capture again, or use the Penstock that wrote it"
+            ]
+        )
+
+
+def _calls(path: Path, lines: list[bytes]) -> Iterator[CapturedCall]:
+    for number, line in enumerate(lines[1:], 2):
+        try:
+            yield _CALL.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            raise StartError([f"{path}, line {number}: {exc}"]) from None

@@ -1,0 +1,181 @@
+"""Calls of clients are captured to a file, and sent again elsewhere at the pace at which they arrived."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import orjson
+import pytest
+from aiohttp import web
+
+from proxy.__main__ import main
+from proxy.commands.capture_file import VERSION, CapturedCall, read_capture, write_capture
+from proxy.errors import StartError
+from tests.service import Service, command_here
+
+HOLDER = "0x" + 40 * "4"
+
+
+async def recording_key(service: Service) -> tuple[str, str]:
+    """The id of a new account that records params, and its key."""
+    account = (await service.new_account("enterprise"))["id"]
+    key = (await service.new_key(account, "--mode", "live"))["key"]
+    status, _ = await service.send("PATCH", "/account", {"record_params": True}, key=key)
+    assert status == 200
+    return account, key
+
+
+async def test_capture_has_reads_with_params_and_times_and_nothing_of_the_client(
+    service: Service, tmp_path: Path
+) -> None:
+    account, key = await recording_key(service)
+    silent = await service.new_key((await service.new_account("enterprise"))["id"], "--mode", "live")
+    file = tmp_path / "calls.jsonl"
+    async with asyncio.TaskGroup() as tasks:
+        words = ("capture", str(file), "--account", account, "--seconds", "4")
+        capturing = tasks.create_task(service.cli(*words))
+        await _call_for_a_while(service, key, silent["key"])
+    done = capturing.result()
+    assert done.returncode == 0, done.stderr
+    calls = read_capture(file)
+    counts = {name: sum(call.method == name for call in calls) for name in ("eth_chainId", "eth_getBalance")}
+    assert counts["eth_chainId"] == counts["eth_getBalance"] > 10
+    assert {call.method for call in calls} == {"eth_chainId", "eth_getBalance", "eth_gasPrice"}
+    assert {call.network for call in calls} == {"dev/mainnet"}
+    assert all(0 <= call.at_ms < 4000 for call in calls)
+    assert [call.at_ms for call in calls] == sorted(call.at_ms for call in calls)
+    text = file.read_text()
+    assert HOLDER in text
+    assert not [word for word in (key, account, "127.0.0.1", 40 * "5", "svc_") if word in text]
+    assert "left out: writes, filters and subscriptions" in done.stdout
+    assert "left out: params above 2,048 bytes" in done.stdout
+    # The records that only the capture made end with it.
+    await service.rpc("eth_chainId", key=key, **{"X-Request-Id": "after-the-capture"})
+    await asyncio.sleep(2.0)
+    assert (await service.cli("explain", "after-the-capture")).returncode == 1
+
+
+async def _call_for_a_while(service: Service, key: str, silent: str) -> None:
+    call = {"jsonrpc": "2.0", "id": 1, "method": "eth_getBalance", "params": [HOLDER, "latest"]}
+    for _ in range(60):
+        await service.rpc("eth_chainId", key=key)
+        await service.rpc("eth_getBalance", ["0x" + 40 * "5", "latest"], key=silent)
+        await service.post("/rpc/dev/mainnet", [call, {**call, "method": "eth_gasPrice", "params": []}], key=key)
+        await service.rpc("eth_sendRawTransaction", ["0x01"], key=key)
+        await service.rpc("eth_getCode", [HOLDER, "latest", "x" * 3000], key=key)
+        await asyncio.sleep(0.1)
+
+
+async def test_account_that_does_not_record_params_is_not_captured(service: Service, tmp_path: Path) -> None:
+    account = (await service.new_account("enterprise"))["id"]
+    done = await service.cli("capture", str(tmp_path / "calls"), "--account", account, "--seconds", "1")
+    assert done.returncode == 1
+    assert f"{account}: does not exist, is disabled or does not record params" in done.stderr
+    assert not (tmp_path / "calls").exists()
+    assert (await service.cli("capture", str(tmp_path / "calls"), "--seconds", "0")).returncode == 1
+
+
+class Receiver:
+    """A gateway that notes when each call arrives."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, str, str]] = []
+        self.keys: set[str | None] = set()
+
+    async def answer(self, request: web.Request) -> web.Response:
+        at = time.monotonic()
+        call = orjson.loads(await request.read())
+        self.calls.append((at, request.path, call["method"]))
+        self.keys.add(request.headers.get("X-API-Key"))
+        if call["method"] == "eth_call":
+            return web.json_response({"jsonrpc": "2.0", "id": call["id"], "error": {"code": 3, "message": "reverted"}})
+        return web.json_response({"jsonrpc": "2.0", "id": call["id"], "result": "0x1"})
+
+
+@asynccontextmanager
+async def receiving() -> AsyncIterator[tuple[Receiver, str]]:
+    receiver, app = Receiver(), web.Application()
+    app.router.add_post("/{path:.*}", receiver.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield receiver, f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def captured(path: Path, times_ms: Sequence[float], *methods: str) -> Path:
+    """A file of calls at these times."""
+    names = methods or ("eth_chainId",)
+    calls = [
+        CapturedCall(at, "dev/mainnet", names[index % len(names)], msgspec.Raw(b"[]"))
+        for index, at in enumerate(times_ms)
+    ]
+    write_capture(path, "2026-11-18T12:00:00.000+00:00", calls)
+    return path
+
+
+@pytest.mark.parametrize("speed", [1.0, 4.0])
+async def test_replay_keeps_the_pace(tmp_path: Path, speed: float) -> None:
+    times = [0.0, 3.5, 40.0, 41.0, 200.25, 201.0, *(210.0 + 7 * number for number in range(60))]
+    file = captured(tmp_path / "calls", times)
+    async with receiving() as (receiver, url):
+        words = ("replay", str(file), "--to", url, "--speed", str(speed), "--key", "svc_a", "--json")
+        done = await asyncio.to_thread(command_here, *words)
+    assert done.returncode == 0, done.stderr
+    report = orjson.loads(done.stdout)
+    assert report["calls"] == report["answered"] == len(times) == len(receiver.calls)
+    assert receiver.keys == {"svc_a"}
+    assert {path for _, path, _ in receiver.calls} == {"/v1/rpc/dev/mainnet"}
+    # A busy machine delays some calls, but not most of them.
+    arrivals = [at for at, _, _ in receiver.calls]
+    shifts = [(at - arrivals[0]) * 1000 - due / speed for at, due in zip(arrivals, times, strict=True)]
+    middle = statistics.median(shifts)
+    assert statistics.median([abs(each - middle) for each in shifts]) < 3.0
+
+
+async def test_replay_reports_errors_and_failures_apart(tmp_path: Path) -> None:
+    file = captured(tmp_path / "calls", [0.0, 1.0, 2.0], "eth_call", "eth_chainId")
+    async with receiving() as (receiver, url):
+        done = await asyncio.to_thread(
+            command_here, "replay", str(file), "--to", url, "--network", "dev/mainnet", "--json"
+        )
+        assert {path for _, path, _ in receiver.calls} == {"/"}
+    report = orjson.loads(done.stdout)
+    assert (done.returncode, report["answered"], report["answered_with_an_error"]) == (0, 1, 2)
+    away = await asyncio.to_thread(command_here, "replay", str(file), "--to", url)
+    assert away.returncode == 1
+    assert "no_connection" in away.stdout
+
+
+def test_file_of_another_version_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = captured(tmp_path / "calls", [0.0])
+    header, *calls = file.read_text().splitlines()
+    file.write_text("\n".join([header.replace(f'"penstock_capture":{VERSION}', '"penstock_capture":9'), *calls]))
+    assert main(["replay", str(file), "--to", "http://127.0.0.1:1"]) == 2
+    said = capsys.readouterr().err
+    assert f"{file}, line 1: is of version 9, and this Penstock reads version {VERSION}" in said
+    file.write_text("\n".join([header, "[1, 2]"]))
+    with pytest.raises(StartError, match="line 2: "):
+        read_capture(file)
+    file.write_text("{}")
+    with pytest.raises(StartError, match="line 1: is not a file of captured calls"):
+        read_capture(file)
+    with pytest.raises(StartError, match="cannot be read"):
+        read_capture(tmp_path / "missing")
+
+
+def test_call_at_an_odd_speed_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = captured(tmp_path / "calls", [0.0])
+    assert main(["replay", str(file), "--to", "http://127.0.0.1:1", "--speed", "0"]) == 1
+    assert "--speed must be above 0" in capsys.readouterr().err
+    assert main(["replay", str(file), "--to", "ftp://x"]) == 2
+    assert main(["replay", str(file), "--to", "http://127.0.0.1:1", "--network", "base/mainnet"]) == 2
+    assert "has no calls of base/mainnet" in capsys.readouterr().err
