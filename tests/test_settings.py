@@ -268,6 +268,21 @@ def test_upstream_on_trial_needs_a_limit_and_another_upstream(write: Write, line
 
 
 @pytest.mark.parametrize(
+    ("rates", "fault"),
+    [
+        ('eth_getLogs = 5, "trace_*" = 2.5', ""),
+        ("eth_getLog = 5", "upstreams.0.method_rates: ethereum/mainnet has no method eth_getLog"),
+        ('"nothing_*" = 5', "upstreams.0.method_rates: ethereum/mainnet has no method nothing_*"),
+    ],
+)
+def test_limit_of_a_method_that_does_not_exist_is_reported(write: Write, rates: str, fault: str) -> None:
+    upstream = '[[upstreams]]\nnetwork = "ethereum/mainnet"\nurl = "https://a.example.com"\n'
+    found = load(write(f"{upstream}method_rates = {{ {rates} }}\n"))
+    reported = [*settings.network_faults(found.tree, settings.load_tables()), ""]
+    assert reported[0] == fault
+
+
+@pytest.mark.parametrize(
     ("rule", "fault"),
     [
         ('prefer = ["region=eu"]', ""),

@@ -307,6 +307,9 @@ class NetworkBuilder:
             allow=given.allow,
             deny=given.deny,
             rate=self._rate(upstream_id, given.requests_per_second) if given.requests_per_second else None,
+            method_rates={
+                name: self._rate(f"{upstream_id}:{name}", per_second) for name, per_second in given.method_rates.items()
+            },
             upstream_id=upstream_id,
             operator=given.operated_by,
             operator_name=given.operator,

@@ -16,6 +16,7 @@ from decimal import Decimal
 from typing import Final
 
 from proxy.core.budgets import CreditBudget
+from proxy.core.method_patterns import fitting_value
 
 NANOS_PER_USD: Final = 1_000_000_000
 CREDITS_PER_PRICE: Final = 1_000_000
@@ -67,12 +68,12 @@ class CallPrices:
         return found * self._table.archive_factor if archive else found
 
     def _look_up(self, method: str) -> int:
-        own = _match(self._own, method)
+        own = fitting_value(self._own, method)
         if own is not None:
             return own
         if method == EVENT:
             return self._table.event
-        listed = _match(self._table.methods, method)
+        listed = fitting_value(self._table.methods, method)
         price = self._table.default if listed is None else listed
         usual = self._table.chains.get(self.chain)
         return price if usual is None else price * usual // (self._table.default or 1)
@@ -83,15 +84,6 @@ class CallPrices:
         if outcome in errors:
             return min(full, errors[outcome])
         return min(full, errors.get(f"{outcome[:1]}xx", full)) if outcome.isdecimal() else full
-
-
-def _match(prices: Mapping[str, int], method: str) -> int | None:
-    """The price of the method, or of the longest pattern that fits it."""
-    found = prices.get(method)
-    if found is not None:
-        return found
-    fitting = [name for name in prices if name.endswith("*") and method.startswith(name[:-1])]
-    return prices[max(fitting, key=len)] if fitting else None
 
 
 @dataclass(slots=True)

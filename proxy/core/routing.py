@@ -139,6 +139,7 @@ class UpstreamGroup:
                 or (
                     (member.takes_calls(now) or (needs.softly and member.allows_fallback(now)))
                     and member.affords(needs.method, archive=needs.archive)
+                    and (not member.method_rates or member.admits(needs.method, now))
                 )
             )
             and (member.serves_all or member.may_serve(needs.method))

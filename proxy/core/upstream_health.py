@@ -23,13 +23,14 @@ counts neither as a success, which would favour the upstream for its speed, nor 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from proxy.core.credits import CreditMeter
 from proxy.core.data_bounds import DataBounds
 from proxy.core.latency_histogram import LatencyHistogram
 from proxy.core.limits import TOLERANCE_S, CallRate
+from proxy.core.method_patterns import fitting_value
 
 # The weight of a new value in the averages: they cover about the last twenty calls.
 FOLLOW = 0.05
@@ -160,6 +161,7 @@ class UpstreamHealth:
         allow: Iterable[str] = (),
         deny: Iterable[str] = (),
         rate: CallRate | None = None,
+        method_rates: Mapping[str, CallRate] | None = None,
         upstream_id: str = "",
         operator: str = "",
         operator_name: str = "",
@@ -202,13 +204,16 @@ class UpstreamHealth:
         self.latencies = LatencyHistogram()
         # The upstream's own limit, if it has one. All workers of the host share it.
         self.rate = rate
+        # Its limits of single methods, by name or pattern, and those that hold for methods that were called.
+        self.method_rates = method_rates or {}
+        self._rates_of_methods: dict[str, CallRate | None] = {}
         # Counts what its provider bills; None if its calls cost nothing.
         self.meter = meter
         # The rules whose limits it exceeds, as texts for operators.
         self.exclusions: tuple[str, ...] = ()
         # Whether calls may be sent without the checks of `takes_calls`, and are not counted by a meter. Cleared by events that
         # add a check; `refresh` updates it.
-        self.free = rate is None and meter is None and not self.withheld
+        self.free = rate is None and meter is None and not self.method_rates and not self.withheld
 
     def __repr__(self) -> str:
         figures = f"{self.latency_s * 1000:.1f} ms, {self.inflight} in flight, {self.failing_share:.0%} failing"
@@ -421,7 +426,7 @@ class UpstreamHealth:
         self.free = now >= self.paused_until and not (
             self.pause_s or self.pace_s or self.rate is not None or self.meter is not None or self.withheld
         )
-        if self.cordoned_methods:
+        if self.cordoned_methods or self.method_rates:
             self.free = False  # The short path does not check methods.
 
     def _is_out(self, now: float) -> bool:
@@ -505,6 +510,17 @@ class UpstreamHealth:
         """Whether its budget has credits for a call."""
         return self.meter is None or self.meter.affords(method, archive=archive)
 
+    def admits(self, method: str, now: float) -> bool:
+        """Whether its limit of the method, if it has one, allows a call."""
+        rate = self.rate_of(method) if self.method_rates else None
+        return rate is None or rate.admits(now)
+
+    def rate_of(self, method: str) -> CallRate | None:
+        """Its limit of the method. Methods come from the family's table, so this is bounded."""
+        if method not in self._rates_of_methods:
+            self._rates_of_methods[method] = fitting_value(self.method_rates, method)
+        return self._rates_of_methods[method]
+
     def _edge_after_call(self, now: float) -> float:
         return max(self.pace_edge, now - max(PACE_BURST_S, self.pace_s)) + self.pace_s
 
@@ -519,6 +535,12 @@ class UpstreamHealth:
         if now < self.rests_until:
             return now >= self.try_rest_at and not self.tries_rest
         return self.is_soft
+
+    def begin_method(self, method: str, now: float) -> None:
+        """Charge a call that `begin` counts to the limit of its method, if it has one."""
+        rate = self.rate_of(method)
+        if rate is not None:
+            rate.take(now)
 
     def begin(self, now: float) -> None:
         self.inflight += 1

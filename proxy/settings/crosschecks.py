@@ -88,6 +88,7 @@ def network_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
     yield from _name_faults(tree, "bundlers", BundlerSettings)
     yield from _name_faults(tree, "relays", RelaySettings)
     yield from _cost_faults(tree, tables)
+    yield from _method_rate_faults(tree, tables)
     yield from _call_faults(tree, tables)
     yield from _verify_faults(tree, tables)
     yield from _routing_faults(tree, tables)
@@ -131,6 +132,17 @@ def _cost_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
                 f"upstreams.{place}.budget: another upstream has the budget {each.budget.shared!r} with other values: budget, "
                 "billing_day and included_credits must be the same"
             )
+
+
+def _method_rate_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
+    """Report limits of methods that the network does not have."""
+    for place, each in _listed(tree, "upstreams", UpstreamSettings):
+        network = tables.find_network(each.network)
+        if network is None:
+            continue
+        for method in each.method_rates:
+            if not any(fits((method,), name) for name in tables.methods[network.family]):
+                yield f"upstreams.{place}.method_rates: {each.network} has no method {method}"
 
 
 def database_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:

@@ -378,6 +378,7 @@ class UpstreamSettings(LinkSettings):
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
     requests_per_second: float = 0.0
+    method_rates: Mapping[str, float] = field(default_factory=dict)
     batch: int = 20
     connections: int = 72
     depth: int = 0

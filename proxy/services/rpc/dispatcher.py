@@ -161,7 +161,8 @@ class Dispatcher(FlightHandler):
         its budget have to be leased. Otherwise, no upstream accepts calls."""
         name, archive = flight.policy.method.name, flight.call.archive
         for upstream in self.state.upstreams:
-            rate, meter = upstream.health.rate, upstream.health.meter
+            health = upstream.health
+            meter, rate = health.meter, health.rate_of(name) if not health.admits(name, began) else health.rate
             may_wait = meter is not None and _monotonic() - began < LONGEST_LEASE_S
             if may_wait and meter is not None and meter.may_wait(name, archive=archive) and meter.budget is not None:
                 meter.budget.when_leased(partial(self._after_lease, flight, began))
@@ -211,6 +212,10 @@ class Dispatcher(FlightHandler):
         if health.meter is not None and not health.affords(policy.method.name, archive=flight.call.archive):
             reason = Unavailable(self._message("the budget of the upstream is used up"), reason="upstream")
             self._after_failure(flight, now, reason, sent=False)
+            return
+        if health.method_rates and not health.admits(policy.method.name, now):
+            message = self._message(f"the upstream's limit of {policy.method.name} is reached")
+            self._after_failure(flight, now, Unavailable(message, reason="upstream"), sent=False)
             return
         header = flight.begin(upstream, now)
         directives = flight.call.directives
@@ -654,7 +659,7 @@ def _chosen(state: NetworkState, call: Call, now: float, tried: int) -> Upstream
     if (only := state.only) is not None:
         health = only.health
         takes_calls = health.takes_calls(now) or health.allows_fallback(now)
-        takes_calls = takes_calls and health.affords(name, archive=call.archive)
+        takes_calls = takes_calls and health.affords(name, archive=call.archive) and health.admits(name, now)
         takes_calls = takes_calls and (
             call.oldest < 0 or health.bounds.holds(call.policy.data, call.oldest, health.head)
         )
@@ -682,7 +687,8 @@ def _holder_takes(health: UpstreamHealth, method: str, now: float, tried: int) -
     """Whether the upstream that has received the write that a call is about can be asked. One that lags behind would describe
     an older block than the others have."""
     is_left = not tried >> health.index & 1 and health.may_serve(method) and not health.lacks(method, now)
-    return is_left and not health.lagging and health.takes_calls(now) and health.affords(method)
+    takes_calls = health.takes_calls(now) and health.affords(method) and health.admits(method, now)
+    return is_left and not health.lagging and takes_calls
 
 
 def _left_out(state: NetworkState, call: Call, directives: Directives) -> int:
@@ -760,7 +766,9 @@ def upstream_that_is_back(state: NetworkState, flight: Flight, now: float) -> Up
     may_change = flight.tried >= 0
     for upstream in state.upstreams:
         health = upstream.health
-        is_back = health.back_at > sent_at and health.takes_calls(now) and health.affords(flight.policy.method.name)
+        name = flight.policy.method.name
+        takes_calls = health.takes_calls(now) and health.affords(name) and health.admits(name, now)
+        is_back = health.back_at > sent_at and takes_calls
         is_left_out = left_out >> health.index & 1
         if is_back and not is_left_out and (may_change or flight.is_carried_by(upstream)):
             return upstream

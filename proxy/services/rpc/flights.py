@@ -255,6 +255,8 @@ class Flight:
         if health.head < self.block or health.ahead:
             self.block = 0 if health.ahead else health.head
         health.begin(now)
+        if health.method_rates:
+            health.begin_method(self.policy.method.name, now)
         if health.meter is not None:
             self.add_cost(health.meter.began(self._spender(), archive=self.call.archive))
         directives = self.call.directives

@@ -123,10 +123,12 @@ class Shadow:
         """Send the read to the candidate, and count how its reply compares."""
         health, now = self.upstream.health, time.monotonic()
         name = read.policy.method.name
-        if not health.takes_trials(now) or not health.affords(name, archive=read.archive):
+        is_affordable = health.affords(name, archive=read.archive) and health.admits(name, now)
+        if not health.takes_trials(now) or not is_affordable:
             self.trial.skip()
             return
         health.begin(now)
+        health.begin_method(name, now)
         try:
             probe = Probe(self.upstream, name, read.params)
             result = await probe.send(REPLY_S)
