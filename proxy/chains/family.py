@@ -100,7 +100,8 @@ class Method:
     `head`: whether the result contains the head (see `HeadResult`).
     `names_block`: the result names the block that a transaction is in, perhaps before that block's head was seen.
     `after_object`: the first param is an object and the block parameter follows it.
-    `splits`: the first param is a log filter as of `eth_getLogs`. A range that an upstream refuses is split and joined.
+    `splits`: the first param is a filter as of `eth_getLogs` or `trace_filter`. A range that an upstream refuses is split and
+        joined.
     `creates_filter`: the result is the id of a new filter.
     `page_token`: a result may be one page of many, and the token of the next one belongs to its upstream.
     `private`: the call is meant for one upstream: no other may see it, even if that one refuses it.

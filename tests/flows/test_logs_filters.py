@@ -15,6 +15,7 @@ from tests.http_client import rpc
 from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import REFUSALS, Refused
 from tests.service import until
+from tests.shipped_tables import TABLES
 from tests.web.worker import LIVE, TEST, on_uvloop, running_worker
 
 FIRST, LAST = 101, 900
@@ -169,20 +170,115 @@ async def test_range_that_two_upstreams_refuse_at_once_is_cut_once() -> None:
         assert len(pieces) < 12
 
 
-@pytest.mark.parametrize("method", ["eth_newFilter", "trace_filter"])
 @on_uvloop
-async def test_only_eth_get_logs_is_split(method: str) -> None:
+async def test_filter_is_not_split() -> None:
     def refuse(params: list[Any]) -> Any:
-        if int(params[0]["toBlock"], 16) - int(params[0]["fromBlock"], 16) >= 100:
-            raise Refused(-32614, "eth_getLogs and eth_newFilter are limited to a 100 blocks range")
-        return []
+        raise Refused(-32614, "eth_getLogs and eth_newFilter are limited to a 100 blocks range")
 
     async with rpc_harness(1) as harness:
-        harness.upstreams[0].answers[method] = refuse
-        error = (await harness.call(method, query(count=2, after=1))).json["error"]
+        harness.upstreams[0].answers["eth_newFilter"] = refuse
+        error = (await harness.call("eth_newFilter", query())).json["error"]
         assert error["code"] == -32602
         assert "limited to a 100 blocks range" in error["message"]
-        assert harness.count(method) == 1
+        assert harness.count("eth_newFilter") == 1
+
+
+@pytest.mark.parametrize(
+    ("page", "part"),
+    [
+        ({}, slice(0, None)),
+        ({"after": 3, "count": 150}, slice(3, 153)),
+        ({"count": "0x5"}, slice(0, 5)),
+        ({"after": 799}, slice(799, None)),
+        ({"after": 9000, "count": 1}, slice(0, 0)),
+    ],
+)
+@on_uvloop
+async def test_traces_are_split_by_blocks_and_their_page_is_of_the_whole(page: dict[str, Any], part: slice) -> None:
+    def traces(params: list[Any]) -> Any:
+        first, last = (int(params[0][name], 16) for name in ("fromBlock", "toBlock"))
+        if last - first >= 100:
+            raise Refused(-32614, "trace_filter is limited to a 100 range")
+        assert not params[0].keys() & {"after", "count"}
+        return [{"blockNumber": number, "traceAddress": []} for number in range(first, last + 1)]
+
+    async with rpc_harness(1) as harness:
+        harness.upstreams[0].answers["trace_filter"] = traces
+        reply = await harness.call("trace_filter", query(**page))
+        assert [each["blockNumber"] for each in reply.json["result"]] == [*range(FIRST, LAST + 1)][part]
+        assert harness.count("trace_filter") == 1 + 8
+        price = max(TABLES.methods["evm"]["trace_filter"].price, TABLES.prices.archive_minimum)
+        assert int(reply.headers["x-compute-units"]) == 9 * price
+
+
+@on_uvloop
+async def test_traces_without_a_beginning_are_not_split() -> None:
+    def refuse(params: list[Any]) -> Any:
+        raise Refused(-32614, "trace_filter is limited to a 100 range")
+
+    async with rpc_harness(1) as harness:
+        harness.upstreams[0].answers["trace_filter"] = refuse
+        for call in ({"toBlock": "latest"}, {"fromBlock": "0x1", "toBlock": "latest", "after": "x"}):
+            assert (await harness.call("trace_filter", [call])).json["error"]["code"] == -32602
+        assert harness.count("trace_filter") == 2
+
+
+def many(count: int) -> list[str]:
+    return [f"0x{number:040x}" for number in range(count)]
+
+
+@pytest.mark.parametrize("most", [1, 3, 10])
+@pytest.mark.parametrize("by", ["address", "topics"])
+@on_uvloop
+async def test_logs_by_many_addresses_or_topics_are_split_joined_in_order_and_paid_for(by: str, most: int) -> None:
+    wanted = many(20)
+
+    def logs(params: list[Any]) -> Any:
+        query = params[0]
+        chosen = query["address"] if by == "address" else query["topics"][1]
+        if len(chosen) > most:
+            raise Refused(-32000, "exceed max addresses or topics per search position")
+        assert by == "address" or query["topics"][0] == "0xaa"
+        first, last = int(query["fromBlock"], 16), int(query["toBlock"], 16)
+        return [
+            {"blockNumber": hex(number), "logIndex": hex(index), "address": each}
+            for number in range(first, last + 1)
+            for index, each in enumerate(wanted)
+            if each in chosen
+        ]
+
+    async with rpc_harness(1) as harness:
+        harness.upstreams[0].answers["eth_getLogs"] = logs
+        # One is named twice.
+        named = [*wanted, wanted[0]]
+        chosen = {"address": named} if by == "address" else {"topics": ["0xaa", named, None]}
+        reply = await harness.call("eth_getLogs", query(101, 103, **chosen))
+        found = [(int(each["blockNumber"], 16), each["address"]) for each in reply.json["result"]]
+        assert found == [(number, each) for number in (101, 102, 103) for each in wanted]
+        price = max(TABLES.methods["evm"]["eth_getLogs"].price, TABLES.prices.archive_minimum)
+        assert int(reply.headers["x-compute-units"]) == harness.count("eth_getLogs") * price
+
+
+@on_uvloop
+async def test_logs_are_split_by_addresses_and_by_blocks() -> None:
+    def logs(params: list[Any]) -> Any:
+        first, last = (int(params[0][name], 16) for name in ("fromBlock", "toBlock"))
+        if len(params[0]["address"]) > 2:
+            raise Refused(-32602, "too many addresses: please specify less number of addresses")
+        if last - first >= 10:
+            raise Refused(-32614, "eth_getLogs is limited to a 10 range")
+        return [
+            {"blockNumber": hex(number), "logIndex": each, "address": each}
+            for number in range(first, last + 1)
+            for each in params[0]["address"]
+        ]
+
+    async with rpc_harness(1) as harness:
+        harness.upstreams[0].answers["eth_getLogs"] = logs
+        result = await harness.result("eth_getLogs", query(101, 140, address=many(5)))
+        assert [(int(each["blockNumber"], 16), each["address"]) for each in result] == [
+            (number, each) for number in range(101, 141) for each in many(5)
+        ]
 
 
 def failing_at(harness: RpcHarness, block: int, answer: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Block ranges of `eth_getLogs`: parse, split and join them, and read the allowed range from an upstream's refusal.
+"""Block ranges of `eth_getLogs` and `trace_filter`: parse, split and join them, and read the allowed range from an upstream's
+refusal.
 
 A range is closed: [first, last]. It is split into [a, mid] and [mid + 1, b], so no block is requested twice and none is
 left out, and the logs of the parts, joined in order, are the logs of the whole. The rest of the filter (addresses,
@@ -7,12 +8,16 @@ topics) and the logs pass through byte for byte: results are joined as bytes, an
 A filter is split only if its range is given by numbers, `earliest` or `latest` (the head as the caller of this module
 knows it). Filters with `safe`, `finalized`, `pending` or a block hash go upstream unchanged. So do filters with a member
 whose name differs from the right one only in case, because some upstreams accept it.
+
+A filter with more addresses or topics than an upstream accepts is split too: into two with half of the longest list each.
+Their logs are of the same blocks, so they are put into order by block and index. `trace_filter` may name a page by `after` and
+`count`, which address the joined list.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -23,6 +28,9 @@ _MAX_DIGITS = 64
 _HEX = frozenset((b'"0x', b'"0X'))
 
 _filter = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_number = msgspec.json.Decoder(int).decode
 _text = msgspec.json.Decoder(str).decode
 _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 _SPACE = b" \t\r\n"
@@ -67,6 +75,32 @@ class LogRange(msgspec.Struct, frozen=True, gc=False):
         middle = (self.first + self.last) // 2
         return self.part(self.first, middle), self.part(middle + 1, self.last)
 
+    def filter_halves(self) -> tuple[LogRange, LogRange] | None:
+        """Two queries for the same blocks that together are this one, each with half of the longest list of addresses or
+        topics; None if no list can be divided."""
+        members = _members(b"{%b}" % self.rest)
+        lists = [("address", -1, _listed(members.get("address")))]
+        positions = _listed(members.get("topics"))
+        lists += [("topics", at, _listed(topics)) for at, topics in enumerate(positions)]
+        name, at, longest = max(lists, key=lambda each: len(each[2]))
+        if len(longest) < 2:
+            return None
+        middle = len(longest) // 2
+        found = []
+        for half in (longest[:middle], longest[middle:]):
+            given = _joined(half)
+            changed = given if name == "address" else _joined([*positions[:at], given, *positions[at + 1 :]])
+            found.append(LogRange(self.first, self.last, _rest({**members, name: changed})))
+        return found[0], found[1]
+
+    def unpaged(self) -> tuple[LogRange, int, int | None] | None:
+        """This query without `after` and `count`, and these; None if they are not numbers."""
+        members = _members(b"{%b}" % self.rest)
+        after, count = _index(members.pop("after", None)), _index(members.pop("count", None))
+        if after is None or count is None:
+            return None
+        return LogRange(self.first, self.last, _rest(members)), max(after, 0), count if count >= 0 else None
+
     def chunks(self, size: int) -> Iterator[LogRange]:
         """Ranges of at most `size` blocks, in order. Lazy: a caller may name four billion blocks."""
         size = max(size, 1)
@@ -90,8 +124,30 @@ def parse(params: bytes, head: int) -> LogRange | None:
     last = _bound(members.pop("toBlock", None), head)
     if first is None or last is None or first > last:
         return None
-    rest = b",".join(b"%b:%b" % (msgspec.json.encode(name), bytes(value)) for name, value in members.items())
-    return LogRange(first, last, rest)
+    return LogRange(first, last, _rest(members))
+
+
+def _rest(members: Mapping[str, bytes | msgspec.Raw]) -> bytes:
+    return b",".join(b"%b:%b" % (msgspec.json.encode(name), bytes(value)) for name, value in members.items())
+
+
+def _listed(raw: msgspec.Raw | None) -> list[msgspec.Raw]:
+    """The items of an array; none for anything else."""
+    return [] if raw is None or bytes(raw)[:1] != b"[" else _items(raw)
+
+
+def _joined(items: Iterable[bytes | msgspec.Raw]) -> bytes:
+    return b"[%b]" % b",".join(bytes(each) for each in items)
+
+
+def _index(raw: msgspec.Raw | None) -> int | None:
+    """The number of `after` or `count`; -1 if it is not given, None if it is not a number."""
+    if raw is None or raw == b"null":
+        return -1
+    try:
+        return quantity(bytes(raw)) if bytes(raw)[:1] == b'"' else _number(raw)
+    except _UNREADABLE:
+        return None
 
 
 # Allowed blocks beyond this process's head, which may be a little behind.
@@ -137,6 +193,51 @@ def merge(results: Iterable[bytes]) -> bytes:
         if logs := array[1:-1].strip(_SPACE) if is_padded else memoryview(array)[1:-1]:
             found += (b",", logs) if found else (b"[", logs)
     return b"".join((*found, b"]")) if found else b"[]"
+
+
+class _LogPlace(msgspec.Struct, frozen=True, gc=False):
+    """Where a log is. Numbers of old nodes may have leading zeros."""
+
+    blockNumber: str
+    logIndex: str
+
+
+_place = msgspec.json.Decoder(_LogPlace).decode
+
+
+def places(logs: bytes) -> list[tuple[tuple[int, int], bytes]]:
+    """The logs of a part, each with its block and index. Raises ValueError if one has none."""
+    try:
+        items = _items(logs)
+        found = [_place(each) for each in items]
+    except _UNREADABLE:
+        raise ValueError("the logs of a part have no places") from None
+    numbers = [(int(place.blockNumber, 16), int(place.logIndex, 16)) for place in found]
+    return list(zip(numbers, map(bytes, items), strict=True))
+
+
+def in_order(logs: dict[tuple[int, int], bytes]) -> bytes:
+    """The logs by their places as one array."""
+    return _joined(logs[place] for place in sorted(logs))
+
+
+def page(results: bytes, after: int, count: int | None) -> bytes:
+    """The items of an array from one on, at most `count`."""
+    if not after and count is None:
+        return results
+    return _joined(_items(results)[after : None if count is None else after + count])
+
+
+# "exceed max addresses or topics per search position", "please specify less number of addresses", "too many topics"
+_ABOUT_FILTER = re.compile(
+    r"(?:max|maximum|too many|number of|fewer|less) (?:number of )?(?:addresses|topics|address\b)|addresses or topics",
+    re.IGNORECASE,
+)
+
+
+def is_about_filter(message: str) -> bool:
+    """Whether a refusal is about the number of addresses or topics, and not of blocks."""
+    return _ABOUT_FILTER.search(message[:_READ_CHARACTERS]) is not None
 
 
 # "this block range should work: [0x1, 0x7d0]", "Try with this block range [0x1, 0x7d0].", "retry with the range 5-10"

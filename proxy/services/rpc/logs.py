@@ -1,7 +1,9 @@
-"""`eth_getLogs` over more blocks than an upstream accepts or has: split into pieces and joined in order, none left out.
+"""`eth_getLogs` and `trace_filter` over more blocks, addresses or topics than an upstream accepts or has: split into pieces and
+joined in order, none left out and none twice.
 
 The whole range is sent first. Only if the upstream refuses it is the range split: into pieces of the size that the refusal
-names, or of the configured size. A piece that is refused again is halved. A few pieces are in flight at a time. If one fails,
+names, or of the configured size. A piece that is refused again is halved. If a refusal of logs is about addresses or topics,
+the longest of these lists is halved instead. A few pieces are in flight at a time. If one fails,
 the whole call fails, because a caller must never take part of the logs for all of them. A range that needs too many pieces, or
 whose logs are too large, is refused with a range that is likely to work.
 
@@ -19,7 +21,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from proxy.chains.evm import log_range
@@ -75,6 +77,37 @@ class PiecePayments:
 Collect = Callable[[PiecePayments | None], Awaitable[bytes]]
 
 
+@dataclass(frozen=True, slots=True)
+class RangeQuery:
+    """A call that can be split: its range, and the part of the joined results that it asks for."""
+
+    range: LogRange
+    after: int = 0
+    count: int | None = None
+    of_traces: bool = False
+
+    @classmethod
+    def of(cls, flight: Flight, tip: int) -> RangeQuery | None:
+        """The query of a call; None if it cannot be split."""
+        found = log_range.parse(flight.params, tip)
+        if found is None or flight.policy.method.data != "traces":
+            return None if found is None else cls(found)
+        # Nodes differ in the block where a range of traces without a beginning begins.
+        paged = found.unpaged() if b'"fromBlock"' in flight.params else None
+        return None if paged is None else cls(*paged, of_traces=True)
+
+    def halves(self, part: LogRange, error: bytes) -> tuple[LogRange, LogRange] | None:
+        """Two parts in place of one that was refused; None if it cannot be divided."""
+        return (self.filter_halves(part, error) if self.is_by_filter(error) else None) or part.halves()
+
+    def is_by_filter(self, error: bytes) -> bool:
+        """Whether a refusal is about the addresses or topics of logs. Traces have no index by which they could be ordered."""
+        return not self.of_traces and log_range.is_about_filter(upstream_errors.classify(error).message)
+
+    def filter_halves(self, part: LogRange, error: bytes) -> tuple[LogRange, LogRange] | None:
+        return part.filter_halves() if self.is_by_filter(error) else None
+
+
 class LogQueries:
     """The queries of one network. `tracker`: polls the heads at the moment of a call."""
 
@@ -89,11 +122,11 @@ class LogQueries:
 
     def split(self, dispatcher: Dispatcher, flight: Flight, error: bytes) -> bool:
         """Take over a call whose range was refused, if it can be split."""
-        # Only logs are the sum of their pieces. A filter is a single object, and traces may be addressed by their index.
+        # Only logs and traces are the sum of their pieces. A filter is a single object.
         if not flight.policy.by_range:
             return False
-        whole = log_range.parse(flight.params, dispatcher.state.heads.tip)
-        if whole is None or whole.blocks <= SMALLEST:
+        whole = RangeQuery.of(flight, dispatcher.state.heads.tip)
+        if whole is None or whole.halves(whole.range, error) is None:
             return False
         self._start(dispatcher, flight, lambda paying: self._split(dispatcher, flight, whole, error, paying))
         return True
@@ -136,13 +169,16 @@ class LogQueries:
         self,
         dispatcher: Dispatcher,
         flight: Flight,
-        whole: LogRange,
+        query: RangeQuery,
         error: bytes,
         paying: PiecePayments | None,
     ) -> bytes:
-        if whole.last >= dispatcher.state.heads.tip:
+        if query.range.last >= dispatcher.state.heads.tip:
             newest = await self._tracker.newest()
-            whole = _up_to(newest, log_range.parse(flight.params, newest) or whole)
+            query = _up_to(newest, RangeQuery.of(flight, newest) or query)
+        whole = query.range
+        if query.filter_halves(whole, error) is not None:
+            return await SplitLogQuery(dispatcher, flight, query, whole.blocks, paying).collect(error)
         chunk = self._chunk(whole, error)
         most = min(self._limits.max_logs_blocks, chunk * MAX_PIECES)
         if whole.blocks > most:
@@ -150,7 +186,7 @@ class LogQueries:
         if paying is not None and whole.blocks > chunk * (most := paying.meter.affords(paying.price)):
             reason = f"it takes {-(-whole.blocks // chunk)} upstream calls of {paying.price} compute units each"
             raise _unaffordable(whole, chunk * most // 2, reason)
-        return await SplitLogQuery(dispatcher, flight, whole, chunk, paying).collect()
+        return await SplitLogQuery(dispatcher, flight, query, chunk, paying).collect()
 
     async def _complete(
         self,
@@ -161,13 +197,14 @@ class LogQueries:
         paying: PiecePayments | None,
     ) -> bytes:
         """The result, unless an upstream has more of the blocks than the one that sent it."""
-        whole = log_range.parse(flight.params, dispatcher.state.heads.tip)
-        if whole is None:
+        query = RangeQuery.of(flight, dispatcher.state.heads.tip)
+        if query is None:
             return result
         newest = await self._tracker.newest()
-        if had >= min(whole.last, newest):
+        if had >= min(query.range.last, newest):
             return result
-        return await SplitLogQuery(dispatcher, flight, _up_to(newest, whole), whole.blocks, paying).collect()
+        blocks = query.range.blocks
+        return await SplitLogQuery(dispatcher, flight, _up_to(newest, query), blocks, paying).collect()
 
     def _chunk(self, whole: LogRange, error: bytes) -> int:
         """The size that the refusal names; else the configured size, or half of the range if that is less."""
@@ -177,9 +214,10 @@ class LogQueries:
         return min(self._limits.logs_chunk_blocks, (whole.blocks + 1) // 2)
 
 
-def _up_to(newest: int, whole: LogRange) -> LogRange:
+def _up_to(newest: int, query: RangeQuery) -> RangeQuery:
     """There are no logs beyond the newest block."""
-    return whole.part(whole.first, newest) if whole.first <= newest < whole.last else whole
+    whole = query.range
+    return replace(query, range=whole.part(whole.first, newest)) if whole.first <= newest < whole.last else query
 
 
 def _charge(flight: Flight, outcome: bytes | RpcError | Fault, paying: PiecePayments) -> None:
@@ -222,17 +260,21 @@ class SplitLogQuery:
     """A call in pieces: those that are left, and the logs of the others."""
 
     def __init__(
-        self, dispatcher: Dispatcher, flight: Flight, whole: LogRange, chunk: int, paying: PiecePayments | None
+        self, dispatcher: Dispatcher, flight: Flight, query: RangeQuery, chunk: int, paying: PiecePayments | None
     ) -> None:
         """`paying`: None for our own calls."""
         self._paying = paying
         self._dispatcher = dispatcher
         self._flight = flight
-        self._whole = whole
+        self._query = query
+        self._whole = whole = query.range
         # In reverse order: the next piece is popped from the end.
         self._left = list(whole.chunks(chunk))[::-1]
         self._reorgs = dispatcher.state.reorgs
+        # The logs of the pieces by their first block, or, once filters were divided, by the place of each log.
         self._logs: dict[int, bytes] = {}
+        self._placed: dict[tuple[int, int], bytes] = {}
+        self._is_by_filter = False
         self._bytes = 0
         self._blocks = 0
         self._calls = 0
@@ -241,7 +283,10 @@ class SplitLogQuery:
     def __repr__(self) -> str:
         return f"<SplitLogQuery of {self._whole.blocks} blocks: {self._blocks} received, {len(self._left)} pieces left>"
 
-    async def collect(self) -> bytes:
+    async def collect(self, error: bytes = b"") -> bytes:
+        """`error`: the refusal of the whole, if its filter is to be divided."""
+        if error:
+            self._divide(self._left.pop(), error)
         try:
             async with asyncio.TaskGroup() as group:
                 self._start_workers(group)
@@ -251,10 +296,28 @@ class SplitLogQuery:
         state = self._dispatcher.state
         if state.reorgs != self._reorgs and self._whole.last > state.heads.final:
             raise Unavailable("the chain was reorganised while its logs were read: try again")
-        merged = log_range.merge(logs for _, logs in sorted(self._logs.items()))
-        self._logs.clear()
+        merged = await self._merged()
         await asyncio.sleep(0)  # Megabytes are joined in one step, then cached and sent in another.
-        return merged
+        return log_range.page(merged, self._query.after, self._query.count)
+
+    async def _merged(self) -> bytes:
+        """The results of all pieces in order, each once."""
+        logs, self._logs = self._logs, {}
+        if not self._is_by_filter:
+            return log_range.merge(each for _, each in sorted(logs.items()))
+        for each in logs.values():
+            self._placed.update(log_range.places(each))
+            await asyncio.sleep(0)
+        return log_range.in_order(self._placed)
+
+    def _divide(self, part: LogRange, error: bytes) -> bool:
+        """Put two parts in place of a refused one. Returns False if it cannot be divided."""
+        halves = self._query.halves(part, error)
+        if halves is None:
+            return False
+        self._is_by_filter |= self._query.filter_halves(part, error) is not None
+        self._left += reversed(halves)
+        return True
 
     def _start_workers(self, group: asyncio.TaskGroup) -> None:
         for turns in range(min(AT_ONCE - self._workers, len(self._left))):
@@ -270,13 +333,13 @@ class SplitLogQuery:
             try:
                 logs, answered_by = await self._piece(part)
             except RpcError as exc:
-                if upstream_errors.classify(exc.error).kind != "range_too_large" or (halves := part.halves()) is None:
+                if upstream_errors.classify(exc.error).kind != "range_too_large" or not self._divide(part, exc.error):
                     raise
-                self._left += reversed(halves)
                 self._start_workers(group)
             else:
                 self._check(part, answered_by)
                 self._take(part, logs)
+                await asyncio.sleep(0)
         self._workers -= 1
 
     async def _piece(self, part: LogRange) -> tuple[bytes, Upstream | None]:
@@ -297,8 +360,11 @@ class SplitLogQuery:
             raise Unavailable(f"no upstream has all logs up to block {part.last} at the moment: try again")
 
     def _take(self, part: LogRange, logs: bytes) -> None:
-        self._logs[part.first] = logs
-        self._blocks += part.blocks
+        if self._is_by_filter:
+            self._placed.update(log_range.places(logs))
+        else:
+            self._logs[part.first] = logs
+        self._blocks = min(self._blocks + part.blocks, self._whole.blocks)
         self._bytes += len(logs)
         if self._bytes > MAX_REPLY_BYTES:
             raise self._too_large()
