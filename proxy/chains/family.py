@@ -95,6 +95,8 @@ class Method:
     number there is that of a block. Without it, a result that is found by its hash never changes.
     `never_if`: a path into the result, and the values with which it is not cached at all.
     `volatile`: members of the result that differ between upstreams or change with every block: comparisons leave them out.
+    `highest`: of several results at the pending block, which are numbers, the highest is right: an upstream that has seen less
+        returns a lower one (nonces).
     `fresh`: results at a moving block are not cached, because the caller's own writes must show at once (nonces).
     `empty`: an empty result is doubtful if the upstream that returned it is behind.
     `head`: whether the result contains the head (see `HeadResult`).
@@ -130,6 +132,7 @@ class Method:
     never_if: FinalResult | None = None
     volatile: tuple[str, ...] = ()
     fresh: bool = False
+    highest: bool = False
     empty: bool = False
     head: HeadResult = "none"
     names_block: bool = False

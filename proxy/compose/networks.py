@@ -173,6 +173,8 @@ class NetworkBuilder:
                     policies[name].verify = verification.parse(rule.by)
         for policy in policies.values():
             policy.rules = tuple(rule for rule in rules if rule.covers(policy.method.name))
+            if policy.method.highest:
+                policy.most_asked = min(settings.rpc.highest_nonces, len(state.upstreams))
         return Route(
             policies,
             Dispatcher(state, call_timeout_s=settings.rpc.call_timeout_s, takeovers=takeovers),

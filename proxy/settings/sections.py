@@ -193,6 +193,7 @@ class RpcSettings:
     logs_chunk_blocks: int
     depth: int
     broadcast: int
+    highest_nonces: int
     max_batch: int
     batch_wait_s: float
     show_upstream: bool

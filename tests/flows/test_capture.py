@@ -25,7 +25,8 @@ HOLDER = "0x" + 40 * "4"
 async def recording_key(service: Service) -> tuple[str, str]:
     """The id of a new account that records params, and its key."""
     account = (await service.new_account("enterprise"))["id"]
-    key = (await service.new_key(account, "--mode", "live"))["key"]
+    scopes = [word for each in ("rpc:read", "rpc:write", "account:manage") for word in ("--scope", each)]
+    key = (await service.new_key(account, "--mode", "live", *scopes))["key"]
     status, _ = await service.send("PATCH", "/account", {"record_params": True}, key=key)
     assert status == 200
     return account, key

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -304,3 +306,57 @@ async def test_upstream_that_replies_to_writes_with_5xx_gets_no_more_after_a_few
             await harness.result("eth_gasPrice", Cache_Control="no-cache")
         assert 0 < failed <= 2 * WRITE_FAILURES_IN_A_ROW
         assert bad.count("eth_gasPrice") == 30
+
+
+NONCES = {"highest_nonces": 3}
+SENDER = "0x" + 40 * "7"
+
+
+def nonces(harness: RpcHarness, *values: int) -> None:
+    for upstream, value in zip(harness.upstreams, values, strict=True):
+        upstream.answers["eth_getTransactionCount"] = partial(_nonce, value)
+
+
+def _nonce(value: int, _: list[Any]) -> str:
+    return hex(value)
+
+
+@pytest.mark.parametrize("values", [(5, 9, 7), (16, 9, 10), (3, 3, 3)])
+@on_uvloop
+async def test_highest_pending_nonce_of_several_upstreams_is_the_reply(values: tuple[int, int, int]) -> None:
+    async with rpc_harness(3, rpc=NONCES) as harness:
+        nonces(harness, *values)
+        assert await harness.result("eth_getTransactionCount", [SENDER, "pending"]) == hex(max(values))
+        assert [each.count("eth_getTransactionCount") for each in harness.upstreams] == [1, 1, 1]
+        replies = (await harness.batch(*[("eth_getTransactionCount", [SENDER, "pending"])] * 3)).json
+        assert [each["result"] for each in replies] == [hex(max(values))] * 3
+        # A nonce in a block is the same everywhere.
+        await harness.result("eth_getTransactionCount", [SENDER, "latest"])
+        assert sum(each.count("eth_getTransactionCount") for each in harness.upstreams) == 12 + 1
+
+
+@on_uvloop
+async def test_pending_nonce_is_asked_of_one_upstream_unless_configured() -> None:
+    async with rpc_harness(3) as harness:
+        nonces(harness, 5, 5, 5)
+        assert await harness.result("eth_getTransactionCount", [SENDER, "pending"]) == "0x5"
+        assert harness.count("eth_getTransactionCount") == 1
+
+
+@on_uvloop
+async def test_upstreams_that_fail_or_hang_do_not_delay_the_highest_nonce_for_long() -> None:
+    def refuse(_: list[Any]) -> Any:
+        raise Refused(-32603, "internal error")
+
+    async with rpc_harness(3, rpc=NONCES) as harness:
+        nonces(harness, 5, 9, 7)
+        harness.upstreams[1].answers["eth_getTransactionCount"] = refuse
+        harness.upstreams[2].held.add("eth_getTransactionCount")
+        began = time.monotonic()
+        assert await harness.result("eth_getTransactionCount", [SENDER, "pending"]) == "0x5"
+        assert time.monotonic() - began < 5.0
+        for upstream in harness.upstreams[:2]:
+            upstream.answers["eth_getTransactionCount"] = refuse
+        harness.upstreams[2].answers["eth_getTransactionCount"] = refuse
+        harness.upstreams[2].held.clear()
+        assert (await harness.call("eth_getTransactionCount", [SENDER, "pending"])).json["error"]["code"] == -32603

@@ -1,16 +1,23 @@
-"""Sending a signed transaction to several upstreams at once, so that no single upstream can withhold it.
+"""Sending one call to several upstreams at once: a signed transaction, so that no single upstream can withhold it, or a read
+whose highest result is the right one.
 
 Upstreams of different operators come first. Each upstream receives it once, in a separate flight. The first one that accepts it
 answers the caller. A refusal is passed on only when all have refused or failed: one upstream's "nonce too low" may mean that
 another already has it in a block.
+
+An upstream knows only the pending transactions that it has seen, so the highest of several nonces is the right one. It is the
+reply once all have answered, or soon after the first has.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
+from proxy.chains.evm.log_range import quantity
 from proxy.core.directives import Directives
 from proxy.errors import Fault
 from proxy.services.rpc.dispatcher import Dispatcher
@@ -19,6 +26,9 @@ from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.waiters import WholeResultWaiter
 from proxy.wire.upstream import Upstream
+
+# How long a result waits for those of other upstreams.
+OTHERS_S: Final = 0.5
 
 
 class Broadcast(WholeResultWaiter):
@@ -37,12 +47,21 @@ class Broadcast(WholeResultWaiter):
         return f"<Broadcast {self._open} open>"
 
     def send(
-        self, route: Route, policy: MethodPolicy, params: bytes, now: float, *, client: str, payer: Payer | None
+        self,
+        route: Route,
+        policy: MethodPolicy,
+        params: bytes,
+        now: float,
+        *,
+        most: int,
+        client: str,
+        payer: Payer | None,
     ) -> None:
+        """`most`: the number of upstreams."""
         dispatcher = route.dispatcher
         call = Call(policy, params, client=client, payer=payer, directives=self._directives)
         tried, known, chosen = 0, 0, list[Upstream]()
-        while len(chosen) < route.broadcast and (upstream := _chosen(dispatcher, call, now, tried, known)) is not None:
+        while len(chosen) < most and (upstream := _chosen(dispatcher, call, now, tried, known)) is not None:
             tried |= 1 << upstream.health.index
             known |= _of_operator(route, upstream.health.operator)
             chosen.append(upstream)
@@ -86,6 +105,40 @@ class Broadcast(WholeResultWaiter):
         else:
             assert self._fault is not None
             self._caller.on_fault(self._fault)
+
+
+class HighestResult(Broadcast):
+    """A read whose highest result is the reply."""
+
+    __slots__ = ("_highest", "_result", "_timer")
+
+    def __init__(self, caller: Caller, directives: Directives | None = None) -> None:
+        super().__init__(caller, directives)
+        self._highest = -1
+        self._result: bytes | msgspec.Raw = b""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def on_result(self, result: bytes | msgspec.Raw) -> None:
+        number = quantity(bytes(result))
+        if not self._result or (number is not None and number > self._highest):
+            self._result = result
+            self._highest = -1 if number is None else number
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(OTHERS_S, self._deliver)
+        self._one_less()
+
+    def _one_less(self) -> None:
+        if self._result and self._open == 1:
+            self._deliver()
+        else:
+            super()._one_less()
+
+    def _deliver(self) -> None:
+        if self._open > 0:
+            self._open = 0
+            self._caller.on_result(self._result)
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 def _chosen(dispatcher: Dispatcher, call: Call, now: float, tried: int, known: int) -> Upstream | None:

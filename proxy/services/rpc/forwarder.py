@@ -13,7 +13,7 @@ from proxy.core.directives import NO_DIRECTIVES, Directives
 from proxy.core.verification import Verification
 from proxy.errors import InvalidRequest
 from proxy.services.accounts.metering import Meter
-from proxy.services.rpc.broadcasts import Broadcast
+from proxy.services.rpc.broadcasts import Broadcast, HighestResult
 from proxy.services.rpc.filter_ids import FilterIds
 from proxy.services.rpc.flights import Call, Caller, Flight, Payer
 from proxy.services.rpc.method_policy import MethodPolicy
@@ -163,6 +163,11 @@ class Forwarder:
                 return None
             params = policy.within_head(params, route.heads.tip)
         payer = meter if key is None else key
+        if policy.most_asked > 1 and _takes_highest(policy, params, directives):
+            caller.on_source("miss", route.state.tip)
+            highest, most = HighestResult(caller, directives), policy.most_asked
+            highest.send(route, policy, params, now, most=most, client=client, payer=payer)
+            return None
         holder = _holder(policy, params, route, client, now) if policy.about_write else None
         if holder is not None and policy.may_repeat:
             # Pending state of this upstream is neither cached nor shared: others may get the state of another one.
@@ -215,6 +220,12 @@ def _holder(policy: MethodPolicy, params: bytes, route: Route, client: str, now:
     return None if writes is None else writes.holder(policy, params, client, now)
 
 
+def _takes_highest(policy: MethodPolicy, params: bytes, directives: Directives | None) -> bool:
+    """Whether the call reads what upstreams know of pending transactions, of which none knows all."""
+    is_free = directives is None or not directives.upstream
+    return is_free and policy.family.block_ref(policy.method, params).tag == "pending"
+
+
 def _needs_no_flight(
     call: AdmittedCall,
     route: Route,
@@ -230,7 +241,8 @@ def _needs_no_flight(
         caller.on_result(policy.answer)
         return True
     if route.broadcast > 1 and policy.may_broadcast and (directives is None or not directives.upstream):
-        Broadcast(caller, directives).send(route, policy, params, now, client=client, payer=payer)
+        most = route.broadcast
+        Broadcast(caller, directives).send(route, policy, params, now, most=most, client=client, payer=payer)
         return True
     return False
 

@@ -84,6 +84,7 @@ class MethodPolicy:
         "may_repeat",
         "may_show_head",
         "method",
+        "most_asked",
         "normalises",
         "opens",
         "reports_block",
@@ -146,6 +147,8 @@ class MethodPolicy:
         # Whether the route's guard checks the params, and whether a null result is looked up elsewhere.
         self.is_checked = False
         self.looks_up_null = False
+        # How many upstreams are asked at the pending block; the highest of their results is the reply.
+        self.most_asked = 1
         # How the operator wants replies to be verified.
         self.verify: Verification | None = None
         # The operator's rules that choose upstreams.
@@ -167,6 +170,7 @@ class MethodPolicy:
             or self.method.own
             or self.verify
             or self.rules
+            or self.most_asked > 1
         )
         self.short = is_simple and not is_observed and (self.shared or is_served)
         self.any_block = self.shared and self.method.history
