@@ -139,7 +139,7 @@ async def _calls(source: CostSource, first: datetime.date) -> dict[tuple[str, st
     since = datetime.datetime.combine(first, datetime.time(), datetime.UTC)
     for place, used in (await source.usage.methods("day", since)).items():
         if _is_call(source.tables, *place):
-            found[place] = max(found.get(place, 0), used.requests - used.hits)
+            found[place] = max(found.get(place, 0), used.requests - used.hits - used.joins)
     return found
 
 

@@ -162,7 +162,8 @@ def gather(touched: TouchedTallies, most: int | None = None) -> list[tuple[str, 
 @dataclass(slots=True)
 class UsageSums:
     """Sums, as they are stored and shown. A call without a result is an error. `faults`: the errors that callers did not cause,
-    because an upstream failed, or we did. `upstream_faults`: those of upstreams."""
+    because an upstream failed, or we did. `upstream_faults`: those of upstreams. `joins`: calls that got the reply of an equal
+    one under way."""
 
     requests: int = 0
     errors: int = 0
@@ -171,6 +172,7 @@ class UsageSums:
     took: list[int] = field(default_factory=lambda: [0] * BUCKETS)
     faults: int = 0
     upstream_faults: int = 0
+    joins: int = 0
 
     def add(self, tally: Tally) -> None:
         self.requests += tally.results + tally.errors + tally.faults
@@ -180,6 +182,7 @@ class UsageSums:
         self.took = [*map(add, self.took, tally.buckets)]
         self.faults += tally.faults
         self.upstream_faults += tally.upstream_faults
+        self.joins += tally.joins
 
     def merge(self, other: UsageSums) -> None:
         self.requests += other.requests
@@ -189,6 +192,7 @@ class UsageSums:
         self.took = [*map(add, self.took, other.took)]
         self.faults += other.faults
         self.upstream_faults += other.upstream_faults
+        self.joins += other.joins
 
     def quantile_ms(self, share: float) -> float | None:
         return quantile_ms(self.took, share)

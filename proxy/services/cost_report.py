@@ -1,8 +1,8 @@
 """What calls to upstreams cost: by upstream, method and account, beside what accounts were charged, for operators.
 
 The cost is counted by attempt (`services/spending_log.py`), and units by usage. An account's revenue follows from its units and
-the price of its plan (`usage.unit_prices`). Savings of the cache are estimated: a reply from the cache saves what an attempt
-for the same method and network has cost on average.
+the price of its plan (`usage.unit_prices`). Savings are estimated: a reply from the cache, or one that a call shares with an
+equal one under way, saves what an attempt for the same method and network has cost on average.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ UNITS_PER_PRICE = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class CostReport:
-    """Rows of the days from `first` to `last`. `own`: calls for no account, such as polls. `saved`: by the cache, in billionths
-    of a dollar."""
+    """Rows of the days from `first` to `last`. `own`: calls for no account, such as polls. `saved`: by the cache, and
+    `saved_by_joins` by calls that joined an equal one, in billionths of a dollar."""
 
     first: datetime.date
     last: datetime.date
@@ -36,6 +36,7 @@ class CostReport:
     own: dict[str, Any]
     total: dict[str, Any]
     saved: int
+    saved_by_joins: int
 
 
 class Costs:
@@ -74,6 +75,7 @@ class Costs:
             own[0] if own else {"calls": 0, "credits": 0, "nanos": 0},
             whole,
             sum(each["saved"] for each in methods),
+            sum(each["saved_by_joins"] for each in methods),
         )
 
     async def _methods(self, first: datetime.date, last: datetime.date) -> list[dict[str, Any]]:
@@ -83,8 +85,9 @@ class Costs:
         found = []
         for row in await self._spending.methods(first, last):
             sums = used.get((row["network"], row["method"]))
-            hits = 0 if sums is None else sums.hits
-            found.append({**row, "hits": hits, "saved": hits * row["nanos"] // max(1, row["calls"])})
+            hits, joins = (0, 0) if sums is None else (sums.hits, sums.joins)
+            saved, by_joins = (count * row["nanos"] // max(1, row["calls"]) for count in (hits, joins))
+            found.append({**row, "hits": hits, "saved": saved, "joins": joins, "saved_by_joins": by_joins})
         return found
 
     def _revenue(self, account: Mapping[str, Any]) -> int | None:

@@ -28,7 +28,7 @@ async def write_costs(service: DashboardService, account: str) -> None:
         (UPSTREAM, NETWORK, ("eth_blockNumber", "", "")): Spent(50, 500, 200_000),
     }
     await SpendingStore(service.pool).write(f"costs of {account}", 1, today, spent)
-    used = UsageSums(requests=300, units=6000, hits=200)
+    used = UsageSums(requests=300, units=6000, hits=200, joins=50)
     store, minute = UsageStore(service.pool), int(time.time()) // 60
     await store.write(f"worker of {account}", 1, {((account, "key_1", NETWORK, "eth_call"), minute): used})
     await store.sum_up(0.0)
@@ -42,6 +42,8 @@ async def test_operators_see_costs_by_upstream_method_and_account(service: Dashb
     assert (upstream["calls"], upstream["credits"], upstream["cost_usd"]) == (160, 3700, "0.001480000")
     (call,) = [each for each in found["methods"] if (each["network"], each["method"]) == (NETWORK, "eth_call")]
     assert (call["hits"], call["cost_usd"], call["saved_usd"]) == (200, "0.001040000", "0.002080000")
+    assert (call["joins"], call["saved_by_joins_usd"]) == (50, "0.000520000")
+    assert float(found["saved_by_joins_usd"]) >= 0.00052
     (mine,) = [each for each in found["accounts"] if each["account_id"] == account]
     assert (mine["requests"], mine["units"], mine["cost_usd"]) == (300, 6000, "0.001280000")
     assert (mine["revenue_usd"], mine["margin_usd"]) == (None, None), "its plan has no price"

@@ -261,6 +261,7 @@ async def _add(connection: DatabaseConnection, rows: Sequence[tuple[int, int, Us
             *([each.took[index] for each in used] for index in range(BUCKETS)),
             [each.faults for each in used],
             [each.upstream_faults for each in used],
+            [each.joins for each in used],
             timeout=WRITE_S,
         )
 
@@ -274,4 +275,5 @@ def used_in(row: asyncpg.Record) -> UsageSums:
         took=row["took"],
         faults=row["faults"],
         upstream_faults=row["upstream_faults"],
+        joins=row["joins"],
     )

@@ -36,6 +36,7 @@ class CostHandlers:
             "total": _spent(found.total),
             "own": _spent(found.own),
             "saved_usd": in_usd(found.saved),
+            "saved_by_joins_usd": in_usd(found.saved_by_joins),
             "upstreams": [{"upstream": each["name"], **_spent(each)} for each in found.upstreams],
             "methods": [_method(each) for each in found.methods],
             "accounts": [_account(each) for each in found.accounts],
@@ -71,6 +72,8 @@ def _method(row: Mapping[str, Any]) -> dict[str, Any]:
         **_spent(row),
         "hits": row["hits"],
         "saved_usd": in_usd(row["saved"]),
+        "joins": row["joins"],
+        "saved_by_joins_usd": in_usd(row["saved_by_joins"]),
     }
 
 

@@ -1604,6 +1604,8 @@ create table usage (
     t10 bigint not null, t11 bigint not null, t12 bigint not null, t13 bigint not null, t14 bigint not null,
     faults bigint not null default 0,
     upstream_faults bigint not null default 0,
+    -- Calls that got the reply of an equal one under way.
+    joins bigint not null default 0,
     primary key (step, series, at)
 ) partition by list (step);
 

@@ -36,10 +36,11 @@ select 'minute', given.*
 from unnest(
     $1::integer[], $2::timestamptz[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[],
     $8::bigint[], $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bigint[], $15::bigint[],
-    $16::bigint[], $17::bigint[], $18::bigint[], $19::bigint[], $20::bigint[], $21::bigint[], $22::bigint[], $23::bigint[]
+    $16::bigint[], $17::bigint[], $18::bigint[], $19::bigint[], $20::bigint[], $21::bigint[], $22::bigint[], $23::bigint[],
+    $24::bigint[]
 ) as given (
     series, at, requests, errors, units, hits, t0, t1, t2, t3, t4, t5, t6, t7, t8, t9, t10, t11, t12, t13, t14, faults,
-    upstream_faults
+    upstream_faults, joins
 )
 order by series, at
 on conflict (step, series, at) do update set
@@ -49,7 +50,8 @@ on conflict (step, series, at) do update set
     t4 = u.t4 + excluded.t4, t5 = u.t5 + excluded.t5, t6 = u.t6 + excluded.t6, t7 = u.t7 + excluded.t7,
     t8 = u.t8 + excluded.t8, t9 = u.t9 + excluded.t9, t10 = u.t10 + excluded.t10, t11 = u.t11 + excluded.t11,
     t12 = u.t12 + excluded.t12, t13 = u.t13 + excluded.t13, t14 = u.t14 + excluded.t14,
-    faults = u.faults + excluded.faults, upstream_faults = u.upstream_faults + excluded.upstream_faults;
+    faults = u.faults + excluded.faults, upstream_faults = u.upstream_faults + excluded.upstream_faults,
+    joins = u.joins + excluded.joins;
 
 -- mark_hours
 -- Note the hours of a batch: their sums are out of date. The last statement of its transaction, because others wait for it.
@@ -72,7 +74,7 @@ select hour, version from usage_changed_hours order by hour;
 insert into usage as u
 select $1, series, $3, sum(requests), sum(errors), sum(units), sum(hits),
     sum(t0), sum(t1), sum(t2), sum(t3), sum(t4), sum(t5), sum(t6), sum(t7), sum(t8), sum(t9), sum(t10), sum(t11),
-    sum(t12), sum(t13), sum(t14), sum(faults), sum(upstream_faults)
+    sum(t12), sum(t13), sum(t14), sum(faults), sum(upstream_faults), sum(joins)
 from usage where step = $2 and at >= $3 and at < $4
 group by series
 order by series
@@ -81,7 +83,7 @@ on conflict (step, series, at) do update set
     t0 = excluded.t0, t1 = excluded.t1, t2 = excluded.t2, t3 = excluded.t3, t4 = excluded.t4, t5 = excluded.t5,
     t6 = excluded.t6, t7 = excluded.t7, t8 = excluded.t8, t9 = excluded.t9, t10 = excluded.t10, t11 = excluded.t11,
     t12 = excluded.t12, t13 = excluded.t13, t14 = excluded.t14, faults = excluded.faults,
-    upstream_faults = excluded.upstream_faults
+    upstream_faults = excluded.upstream_faults, joins = excluded.joins
 where excluded.requests > u.requests;
 
 -- settle_hour
@@ -120,7 +122,7 @@ with wanted as materialized (
         sum(hits)::bigint as hits, sum(t0)::bigint as t0, sum(t1)::bigint as t1, sum(t2)::bigint as t2, sum(t3)::bigint as t3, sum(t4)::bigint as t4,
         sum(t5)::bigint as t5, sum(t6)::bigint as t6, sum(t7)::bigint as t7, sum(t8)::bigint as t8, sum(t9)::bigint as t9,
         sum(t10)::bigint as t10, sum(t11)::bigint as t11, sum(t12)::bigint as t12, sum(t13)::bigint as t13, sum(t14)::bigint as t14,
-        sum(faults)::bigint as faults, sum(upstream_faults)::bigint as upstream_faults
+        sum(faults)::bigint as faults, sum(upstream_faults)::bigint as upstream_faults, sum(joins)::bigint as joins
     from wanted w join usage u on u.series = w.id
     where u.step = $1 and u.at >= $2 and u.at < $3
     group by u.at, w.name
@@ -130,7 +132,8 @@ with wanted as materialized (
 select extract(epoch from s.at)::bigint as at, case when is_shown then name end as name, sum(requests)::bigint as requests,
     sum(errors)::bigint as errors, sum(units)::bigint as units, sum(hits)::bigint as hits,
     array[sum(t0), sum(t1), sum(t2), sum(t3), sum(t4), sum(t5), sum(t6), sum(t7), sum(t8), sum(t9), sum(t10), sum(t11),
-        sum(t12), sum(t13), sum(t14)]::bigint[] as took, sum(faults)::bigint as faults, sum(upstream_faults)::bigint as upstream_faults
+        sum(t12), sum(t13), sum(t14)]::bigint[] as took, sum(faults)::bigint as faults, sum(upstream_faults)::bigint as upstream_faults,
+    sum(joins)::bigint as joins
 from sums s join ranked using (name)
 group by s.at, 2;
 
@@ -138,6 +141,7 @@ group by s.at, 2;
 -- Calls of all accounts since $2 by network and method.
 select s.network, s.method, sum(requests)::bigint as requests, sum(errors)::bigint as errors, sum(units)::bigint as units,
     sum(hits)::bigint as hits, sum(faults)::bigint as faults, sum(upstream_faults)::bigint as upstream_faults,
+    sum(joins)::bigint as joins,
     array[sum(t0), sum(t1), sum(t2), sum(t3), sum(t4), sum(t5), sum(t6), sum(t7), sum(t8), sum(t9), sum(t10), sum(t11),
         sum(t12), sum(t13), sum(t14)]::bigint[] as took
 from usage_series s join usage u on u.series = s.id
@@ -147,7 +151,7 @@ group by s.network, s.method;
 -- rows
 -- Usage of an account in a period, oldest first, optionally of one key, network or method.
 select u.at, s.key_id, k.name as key_name, nullif(s.network, '-') as network, s.method, requests, errors, units, hits,
-    faults, upstream_faults, array[t0, t1, t2, t3, t4, t5, t6, t7, t8, t9, t10, t11, t12, t13, t14] as took
+    faults, upstream_faults, joins, array[t0, t1, t2, t3, t4, t5, t6, t7, t8, t9, t10, t11, t12, t13, t14] as took
 from usage_series s join usage u on u.series = s.id left join keys k on k.id = s.key_id
 where s.account_id = $4 and s.key_id <> '' and s.method <> '' and u.step = $1 and u.at >= $2 and u.at < $3
     and ($6::text is null or s.key_id = $6) and ($7::text is null or s.network = $7) and ($8::text is null or s.method = $8)

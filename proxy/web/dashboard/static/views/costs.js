@@ -31,6 +31,7 @@ function reportOf(found) {
       tile("Cost", format.usd(total.cost_usd), format.counted(total.calls, "call")),
       tile("Own calls", format.usd(own.cost_usd), "polls and checks, for no account"),
       tile("Saved by the cache", format.usd(found.saved_usd), "estimated"),
+      tile("Saved by shared calls", format.usd(found.saved_by_joins_usd), "equal calls under way, estimated"),
       tile("Margin", priced.length ? format.usd(sum(priced, "margin_usd")) : format.NONE, priced.length ? `of ${format.counted(priced.length, "account")}` : "set usage.unit_prices")),
     budgets.length > 0 && card("Budgets", budgetsTable(budgets)),
     card("Accounts", accounts.length ? accountsTable(accounts) : empty("No account has cost anything in this period")),
@@ -66,6 +67,8 @@ const methodsTable = (rows) => table("Methods by cost", [
   ...spentColumns(rows),
   { name: "From the cache", kind: "num", show: ({ hits }) => format.number(hits) },
   { name: "Saved", kind: "num", show: ({ saved_usd: saved }) => format.usd(saved) },
+  { name: "Shared", kind: "num", show: ({ joins }) => format.number(joins) },
+  { name: "Saved by sharing", kind: "num", show: ({ saved_by_joins_usd: saved }) => format.usd(saved) },
 ], rows);
 
 const budgetsTable = (rows) => table("Budgets of upstreams", [
