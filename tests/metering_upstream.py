@@ -11,6 +11,7 @@ import orjson
 from aiohttp import web
 
 from proxy.data_files import CONFIG
+from tests.real_nodes import RealNode
 from tests.rpc_upstreams import Chain, ScriptedUpstream
 
 # How many blocks behind the head a block must be to count as old.
@@ -88,6 +89,19 @@ class MeteringUpstream(ScriptedUpstream):
         self.billed_calls += 1
         method = call["method"]
         self.billed_by_method[method] = self.billed_by_method.get(method, 0) + credits_
+
+
+class NodeProvider(MeteringUpstream):
+    """A provider with a real node behind it."""
+
+    def __init__(self, node: RealNode, prices: str) -> None:
+        super().__init__(Chain())
+        self.chain.head = len(node.branch)
+        self.bills_like(prices)
+        self._node = node
+
+    async def _reply(self, call: dict[str, Any]) -> dict[str, Any]:
+        return {**await self._node.reply(call["method"], call.get("params", ())), "id": call["id"]}
 
 
 def billing_by(*providers: str) -> type[MeteringUpstream]:

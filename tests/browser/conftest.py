@@ -13,7 +13,7 @@ from playwright.async_api import Browser, BrowserContext, Page, StorageState, as
 from tests import service as services
 from tests.browser import chromium
 from tests.browser.visitor import WAIT_MS, Receiver, Site, Visitor
-from tests.flows.upstream import Upstream
+from tests.flows.upstream import HOODI, Upstream
 
 # Short intervals keep the tests fast; high limits keep sign-ins from being throttled.
 QUICK = {
@@ -25,16 +25,25 @@ QUICK = {
     "PENSTOCK_FOLLOWER__NETWORKS": '["dev/mainnet", "dev/testnet"]',
 }
 
+ON_TRIAL = 'name = "new"\nshadow = 1.0\ncanary = true\nrequests_per_second = 1000\n'
+
 
 @pytest.fixture(scope="package")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     upstreams, receiver = (Upstream(), Upstream()), Receiver()
+    tried = Upstream(HOODI), Upstream(HOODI)
     async with AsyncExitStack() as stack:
-        for server in (*upstreams, receiver):
+        for server in (*upstreams, *tried, receiver):
             await server.open()
             stack.push_async_callback(server.close)
         options = [word for each in upstreams for word in ("--upstream", f"ethereum/sepolia={each.url}")]
-        running = await services.start(tmp_path_factory.mktemp("dashboard"), "--workers", "2", *options, env=QUICK)
+        config = tmp_path_factory.mktemp("config") / "penstock.toml"
+        config.write_text(
+            f'[[upstreams]]\nnetwork = "ethereum/hoodi"\nurl = "{tried[0].url}"\n'
+            f'[[upstreams]]\nnetwork = "ethereum/hoodi"\nurl = "{tried[1].url}"\n{ON_TRIAL}'
+        )
+        words = ("--workers", "2", "--config", str(config), *options)
+        running = await services.start(tmp_path_factory.mktemp("dashboard"), *words, env=QUICK)
         stack.push_async_callback(services.stop, running)
         yield Site(running, upstreams, receiver)
 

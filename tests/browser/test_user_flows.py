@@ -446,6 +446,27 @@ async def test_cordoned_upstream_gets_no_calls(operator: Visitor) -> None:
     await until(is_back)
 
 
+async def test_upstream_on_trial_is_promoted_and_withdrawn(operator: Visitor) -> None:
+    page, service = operator.page, operator.site.service
+    for number in range(30):
+        params = [f"0x{number:040x}", "latest"]
+        reply = await service.rpc("eth_getBalance", params, key="test", network="ethereum/hoodi")
+        assert reply.status == 200
+    await page.goto(f"{operator.site.url}#/operator/upstreams")
+    trial = page.locator('[data-trial="ethereum/hoodi#new"]')
+    await expect(trial).to_contain_text("Too few reads to tell: 30 of 1,000, 0 different.")
+    await operator.button("Promote ethereum/hoodi#new", trial).click()
+    await expect(operator.dialog).to_contain_text("does not say that this is safe: too few reads to tell")
+    await operator.button("Promote anyway", operator.dialog).click()
+    await expect(trial).to_contain_text("of calls")
+    await operator.button("Withdraw ethereum/hoodi#new", trial).click()
+    await expect(operator.button("Promote ethereum/hoodi#new", trial)).to_be_visible()
+    shown = await service.cli_json("audit")
+    changes = [(each["action"], each["after"]) for each in shown if each["subject"] == "ethereum/hoodi#new"]
+    assert ("admin_promote", {"share": 0.01}) in changes
+    assert ("admin_withdraw", {"share": 0.0}) in changes
+
+
 async def test_cordon_of_the_last_upstream_asks_first(operator: Visitor) -> None:
     page = operator.page
     await page.goto(f"{operator.site.url}#/operator/upstreams")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +17,8 @@ from tests.service import until
 from tests.web.worker import on_uvloop
 
 ADDRESS = "0x" + "22" * 20
+# For a long form of the test, set more.
+CALLS = int(os.environ.get("PENSTOCK_METERED_CALLS", "2080"))
 
 
 class MeteredHarness:
@@ -104,7 +107,7 @@ async def test_credits_of_mixed_calls_equal_what_the_providers_bill() -> None:
 
         async with asyncio.TaskGroup() as group:
             for _ in range(16):
-                group.create_task(load(130))
+                group.create_task(load(CALLS // 16))
         await harness.agrees()
         assert sum(each.billed_calls for each in harness.stubs) > 3000
         assert all(billed > 1000 for billed in harness.billed), harness.billed

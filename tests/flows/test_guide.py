@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
@@ -31,18 +32,22 @@ from tests import programs
 from tests.certificates import Authority
 from tests.database import Server, connected
 from tests.guide_pages import CODE, HOST_PAGE, PAGES, PageBlock, blocks_of, free_port, run_page
-from tests.real_nodes import hardhat_nodes
-from tests.service import ROOT, Service
+from tests.metering_upstream import NodeProvider
+from tests.real_harness import BASE, DEV
+from tests.real_nodes import geth_nodes, hardhat_nodes
+from tests.service import ROOT, Service, node_session
 
 WITHIN_S = 170.0
 ALL = sorted(PAGES.rglob("*.md"))
 # Names Ethereum's mainnet throughout, so it runs on a chain with that id.
 MOVE_PAGE = PAGES / "move.md"
+# Compares real nodes with providers.
+UPSTREAMS_PAGE = PAGES / "upstreams.md"
 # Pages with code that runs here, with the development chain.
 RUNNING = [
     page
     for page in ALL
-    if page not in (HOST_PAGE, MOVE_PAGE)
+    if page not in (HOST_PAGE, MOVE_PAGE, UPSTREAMS_PAGE)
     and any(not block.reason and block.language in CODE for block in blocks_of(page))
 ]
 
@@ -250,6 +255,35 @@ async def test_move_from_alchemy_erpc_and_metamask_runs_as_it_is_written(server:
     # Nothing was left out but the values of the reader.
     assert [block.reason for block in blocks_of(MOVE_PAGE) if block.reason] == ["your own values"]
     assert output.count("balance 10000000000000000000000") == 2
+
+
+async def test_upstream_is_known_tried_and_budgeted_as_it_is_written(server: Server, tmp_path: Path) -> None:
+    name = await server.create()
+    replace = {"ethereum/mainnet": DEV, "9000": str(free_port()), "9001": str(free_port())}
+    with geth_nodes(2, tmp_path / "geth") as nodes:
+        async with node_session() as session, AsyncExitStack() as stack:
+            for node in nodes:
+                node.session = session
+                await node.follow(BASE)
+            providers = [NodeProvider(nodes[1], each) for each in ("alchemy", "quicknode")]
+            for each in providers:
+                await each.open()
+                stack.push_async_callback(each.close)
+            environ = {
+                "DATABASE_URL": server.url(name),
+                "NODE_URL": nodes[0].url,
+                "PROVIDER_URL": providers[0].url,
+                "OTHER_URL": providers[1].url,
+            }
+            try:
+                output = await asyncio.to_thread(
+                    run_page, UPSTREAMS_PAGE, tmp_path / "room", environ=environ, replace=replace, within_s=WITHIN_S
+                )
+            finally:
+                await server.drop(name)
+    assert not [block.reason for block in blocks_of(UPSTREAMS_PAGE) if block.reason]
+    assert output.count("safe to promote: ") >= 3
+    assert all(each.billed > 0 for each in providers)
 
 
 @pytest.fixture(scope="module")

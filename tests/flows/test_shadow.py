@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import html
 import itertools
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -123,8 +124,12 @@ async def test_limits_of_the_candidate_are_respected() -> None:
 # Two real nodes
 
 
+# For a long form of the test, set more. Each round of reads has about 210.
+READS = int(os.environ.get("PENSTOCK_SHADOWED_READS", "200"))
+
+
 class PlantingProxy:
-    """Passes calls on to a node, and changes results: every third one really, every third one only in its form."""
+    """Passes calls on to a node, and changes a part of the results really, and another part only in their form."""
 
     def __init__(self, node: RealNode) -> None:
         self._node = node
@@ -136,12 +141,16 @@ class PlantingProxy:
         reply = await self._node.reply(call["method"], call["params"])
         result = reply.get("result")
         if isinstance(result, dict | list) and result:
-            turn = next(self._turn) % 3
+            turn = next(self._turn) % 4
             if turn == 0:
                 self.planted += 1
                 reply["result"] = _changed(result)
             elif turn == 1:
                 reply["result"] = _in_another_form(result)
+            elif turn == 2 and call["method"] == "eth_getBlockByNumber" and call["params"][0] not in ("latest", "0x1"):
+                self.planted += 1
+                older = hex(int(call["params"][0], 16) - 1)
+                reply = await self._node.reply(call["method"], [older, *call["params"][1:]])
         return web.json_response({**reply, "id": call["id"]})
 
 
@@ -189,7 +198,9 @@ async def test_all_planted_differences_between_two_geth_nodes_are_reported(geth:
                 harness = RpcHarness(worker, None, [], DEV)  # type: ignore[arg-type]
                 await harness.look()
                 (shadow,) = harness.route.shadows
-                reads = await _read_everything(harness)
+                reads = 0
+                while reads < READS:
+                    reads += await _read_everything(harness)
                 found = await outcomes(shadow.trial, reads)
                 assert shadow.trial.skipped == 0
                 assert planting.planted > 20
