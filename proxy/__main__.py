@@ -38,7 +38,7 @@ COMMANDS = {
     "explain": "explain",
     "logs": "tail",
     "capture": "capture",
-    "replay": "replay",
+    "replay": "call_replay",
     "index": "index",
     "transfers": "transfers",
     "chains": "chains",

@@ -23,6 +23,7 @@ TOGETHER = (
         "tests/flows/test_limits.py",
         "tests/flows/test_api_spec_fuzz.py",
         "tests/flows/test_command_line.py",
+        "tests/flows/test_capture.py",
         "tests/flows/test_gas_policies.py",
         "tests/flows/test_generated_clients.py",
         "tests/flows/test_keys.py",

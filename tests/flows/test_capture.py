@@ -137,7 +137,7 @@ async def test_replay_keeps_the_pace(tmp_path: Path, speed: float) -> None:
     assert {path for _, path, _ in receiver.calls} == {"/v1/rpc/dev/mainnet"}
     # None was sent before it was due. How late they were, on a machine that may be busy, is in the report.
     assert receiver.calls[-1][0] - began >= times[-1] / 1000 / speed
-    assert 0.0 <= report["p99_delay_ms"]
+    assert report["p99_delay_ms"] >= 0.0
     assert report["sent_late"] <= len(times)
 
 

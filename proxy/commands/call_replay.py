@@ -69,14 +69,14 @@ def _replay(args: argparse.Namespace) -> int:
         raise StartError(["--to: must be an http or https URL"])
     calls = read_capture(args.file, args.network)
     url = args.to if args.network or NETWORK in args.to else f"{args.to.rstrip('/')}/v1/rpc/{NETWORK}"
-    replay = Replay(calls, url, args.key or environment().get(KEY_VARIABLE, ""), args.speed)
+    replay = CallReplay(calls, url, args.key or environment().get(KEY_VARIABLE, ""), args.speed)
     asyncio.run(replay.run())
     replay.report(as_json=args.json)
     return int(replay.failed > 0)
 
 
 @dataclass
-class Replay:
+class CallReplay:
     calls: list[CapturedCall]
     url: str
     key: str
