@@ -55,9 +55,8 @@ def test_replay_counts_how_often_each_rule_would_exclude_an_upstream(tmp_path: P
     ]
     assert shown == [
         (1, "1", "excluded", 2, 3, 5),
-        (2, "1", "would be excluded", 0, 0, 5),
         (1, "dear", "excluded", 0, 0, 2),
         (2, "dear", "would be excluded", 1, 2, 2),
     ]
     assert (rows[0]["last"], rows[0]["reason"]) == (BEGAN + datetime.timedelta(minutes=4), "11 blocks behind")
-    assert rows[3]["reason"] == "a cost of 0.000040000 US dollars"
+    assert rows[2]["reason"] == "a cost of 0.000040000 US dollars"

@@ -62,8 +62,9 @@ def _rows(source: RuleSource, samples: list[dict[str, Any]]) -> Iterator[dict[st
         found = [*group]
         if label in known:
             for rule in rules_of(source.settings.routing, found[0]["network"]):
-                if rule.above:
-                    yield _row(rule, label, found, *_facts(source, known[label], rule))
+                labels, cost_usd = _facts(source, known[label], rule)
+                if rule.above and labels.issuperset(rule.labels):
+                    yield _row(rule, label, found, labels, cost_usd)
 
 
 def _row(

@@ -461,7 +461,7 @@ async def test_upstream_on_trial_is_promoted_and_withdrawn(operator: Visitor) ->
     await expect(trial).to_contain_text("of calls")
     await operator.button("Withdraw ethereum/hoodi#new", trial).click()
     await expect(operator.button("Promote ethereum/hoodi#new", trial)).to_be_visible()
-    shown = await service.cli_json("audit")
+    shown = await service.cli_json("audit", "list")
     changes = [(each["action"], each["after"]) for each in shown if each["subject"] == "ethereum/hoodi#new"]
     assert ("admin_promote", {"share": 0.01}) in changes
     assert ("admin_withdraw", {"share": 0.0}) in changes
