@@ -80,6 +80,14 @@ def test_pipe_gets_a_changed_line_every_few_seconds(
     assert capsys.readouterr().out == "50 %\n60 %\n70 %\n"
 
 
+def test_progress_does_not_mix_with_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = progress.Progress(shown=False)
+    monkeypatch.setattr(time, "monotonic", lambda: 1e9)
+    shown.show("50 %")
+    shown.close()
+    assert capsys.readouterr().out == ""
+
+
 def test_help_imports_nothing_that_it_does_not_need() -> None:
     """The list of commands must appear at once: what it imports decides how long it takes."""
     code = "import sys; from proxy.__main__ import main; main(['--help']); print(*sys.modules, file=sys.stderr)"

@@ -70,7 +70,7 @@ def _replay(args: argparse.Namespace) -> int:
     calls = read_capture(args.file, args.network)
     url = args.to if args.network or NETWORK in args.to else f"{args.to.rstrip('/')}/v1/rpc/{NETWORK}"
     replay = CallReplay(calls, url, args.key or environment().get(KEY_VARIABLE, ""), args.speed)
-    asyncio.run(replay.run())
+    asyncio.run(replay.run(Progress(shown=not args.json)))
     replay.report(as_json=args.json)
     return int(replay.failed > 0)
 
@@ -92,14 +92,14 @@ class CallReplay:
     def failed(self) -> int:
         return self.outcomes.total() - self.outcomes["answered"] - self.outcomes["answered with an error"]
 
-    async def run(self) -> None:
+    async def run(self, progress: Progress) -> None:
         headers = {"Content-Type": "application/json", **({"X-API-Key": self.key} if self.key else {})}
         connector = aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(total=REPLY_S)
         room = asyncio.Semaphore(MOST_OPEN)
         session = aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout)
         async with session, asyncio.TaskGroup() as tasks:
-            drawing = tasks.create_task(self._draw())
+            drawing = tasks.create_task(self._draw(progress))
             try:
                 async with asyncio.TaskGroup() as sending:
                     await self._send_all(session, sending, room)
@@ -136,8 +136,8 @@ class CallReplay:
         self.outcomes[outcome] += 1
         self.latencies[bucket_of(time.monotonic() - began)] += 1
 
-    async def _draw(self) -> None:
-        progress, total = Progress(), len(self.calls)
+    async def _draw(self, progress: Progress) -> None:
+        total = len(self.calls)
         length_s = (self.calls[-1].at_ms - self.calls[0].at_ms) / 1000 / self.speed
         try:
             while True:

@@ -117,7 +117,7 @@ def _certify(args: argparse.Namespace) -> int:
     found, tables = context.load_with_tables(args)
     pair = with_candidate(found, args)
     captured = None if args.calls is None else read_capture(args.calls, pair.upstreams[0].network)
-    trial = asyncio.run(certified(pair, tables, CertifyReads(args.reads, captured), Progress()))
+    trial = asyncio.run(certified(pair, tables, CertifyReads(args.reads, captured), Progress(shown=not args.json)))
     report(trial, args)
     return int(not trial.is_ready)
 
@@ -159,6 +159,7 @@ async def certified(found: Settings, tables: Tables, reads: CertifyReads, progre
         await _read_all(route, shadow, reads, progress)
         return shadow.trial
     finally:
+        progress.close()
         await networks.close()
 
 

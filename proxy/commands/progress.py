@@ -14,8 +14,10 @@ ERASE = "\r\033[K"
 
 
 class Progress:
-    def __init__(self) -> None:
-        self._is_live = sys.stdout.isatty()
+    def __init__(self, *, shown: bool = True) -> None:
+        """`shown`: not for commands that print JSON."""
+        self._is_shown = shown
+        self._is_live = shown and sys.stdout.isatty()
         self._started_at = self._printed_at = time.monotonic()
         self._printed = ""
 
@@ -31,7 +33,7 @@ class Progress:
         now, text = time.monotonic(), line if plain is None else plain
         if self._is_live:
             print(f"{ERASE}{line}", end="", flush=True)
-        elif now - self._printed_at >= PRINT_S and text != self._printed:
+        elif self._is_shown and now - self._printed_at >= PRINT_S and text != self._printed:
             self._printed_at, self._printed = now, text
             print(text, flush=True)
 
