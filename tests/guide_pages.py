@@ -161,7 +161,8 @@ def _tools(room: Path) -> Path:
         "python3": f'exec "{sys.executable}" "$@"',
         # The oldest Node here, so that programs need none newer than a reader has; another for types and for Hardhat.
         "node": f'case "$*" in *strip*|*.mts*|*hardhat*) exec "{node_binary()}" "$@";; *) exec "{_oldest_node()}" "$@";; esac',
-        "penstock": f'PYTHONPATH="{ROOT}" exec "{sys.executable}" -m proxy "$@"',
+        # An installed package has its bytecode. Without it, each command would compile hundreds of modules.
+        "penstock": f'unset PYTHONDONTWRITEBYTECODE; PYTHONPATH="{ROOT}" exec "{sys.executable}" -m proxy "$@"',
         "cast": f'exec "{installed("cast")}" "$@"',
         "kubernetes-validate": f'exec "{sys.executable}" -m kubernetes_validate "$@"',
     }.items():
