@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -367,6 +368,28 @@ async def test_bitcoin_core_of_npm_works(litecoin_nodes: list[BitcoinNode]) -> N
         assert seen["batch"][1]["value"] == seen["height"]
         assert seen["txid"] == (await node.ask("decoderawtransaction", task["raw"]))["txid"]
         assert seen["wrong"] == {"name": "RpcError", "code": -8}
+
+
+@pytest.mark.skipif(find_spec("bitcoin") is None, reason="python-bitcoinlib is not installed")
+@on_uvloop
+async def test_python_bitcoinlib_works_with_only_a_url(litecoin_nodes: list[BitcoinNode]) -> None:
+    """The key is the password of the URL, or a part of its path. Without a user it sends `None:None`."""
+    async with bitcoin_harness(litecoin_nodes) as harness:
+        node = litecoin_nodes[0]
+        harness.worker.add_key("open", allow_in_url=True)
+        key, host = harness.worker.keys["open"], f"127.0.0.1:{harness.worker.port}"
+        raw = await pay(node)
+        txid = (await node.ask("decoderawtransaction", raw))["txid"]
+        for url, sent in (
+            (f"http://any:{harness.worker.keys['main']}@{host}/v1/rpc/litecoin/regtest", raw),
+            (f"http://{host}/v1/rpc/litecoin/regtest/{key}", ""),
+        ):
+            task = {"url": url, "raw": sent}
+            seen = await asyncio.to_thread(run_script, "bitcoinlib.py", task, within_s=60)
+            assert seen["height"] == await node.ask("getblockcount")
+            assert seen["block"]["hash"] == seen["hash"] == await node.ask("getblockhash", 5)
+            assert seen["txid"] == (txid if sent else "")
+            assert seen["wrong"] == -8
 
 
 @on_uvloop
