@@ -85,6 +85,13 @@ MUTANTS = {
             showed="a call with X-Min-Block that hung was repeated at an upstream that was back, without the block",
         ),
         Mutant(
+            "impossible-head-asked-again",
+            f"{_RPC}.dispatcher",
+            "if flight.is_under_way() or not self._send_another(flight, now):",
+            "if True:",
+            showed="all attempts went to the upstream that reported an impossible head: only it had the newest block",
+        ),
+        Mutant(
             "batch-takes-later-attempt",
             f"{_RPC}.upstream_batch",
             " and flight.began_at(upstream) == self.began",

@@ -519,7 +519,9 @@ class Dispatcher(FlightHandler):
                 return result
             case "future":
                 upstream.health.failed(now, by_call=True)
-                self._after_failure(flight, now, "an upstream reported an impossible block", sent=True)
+                # Sent again, the same upstream would report the same: any other one is better, even one that is behind.
+                if flight.is_under_way() or not self._send_another(flight, now):
+                    self._after_failure(flight, now, "an upstream reported an impossible block", sent=True)
                 return None
             case "behind":
                 flight.note(upstream, flight.last_began, now, "behind the newest block")
