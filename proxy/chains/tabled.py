@@ -6,12 +6,12 @@ row's cache rule, or that of the first of its `cases` that fits, decides how lon
 
 `static` and `hash` results never change, the latter only once `final_if` holds, if the row has it. A `block` result is final
 when its block is or when `final_if` says so, and one at a hash is as final as a `hash` result. Everything else is valid until
-the head moves.
+the head moves, except for results that `never_if` names: those about transactions in no block change before that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -203,19 +203,23 @@ def _says_final(method: Method, result: bytes) -> bool:
 
 
 def _has_value(result: bytes, wanted: FinalResult) -> bool:
-    return _decoded(value_at(result, wanted.path)) in wanted.values
+    return _is_one_of(_decoded(value_at(result, wanted.path)), wanted.values)
 
 
 def cache_rule(method: Method, params: bytes) -> CacheRule:
     """The cache rule of a call: that of the first case that fits, or the method's."""
     for case in method.cases:
-        value = _decoded(param(params, case.at, case.name))
-        # In Python, 0 equals false and 1 equals true; the cases mean one of them. TOML has no null.
-        if any(value == each and type(value) is type(each) for each in case.values):
-            return case.cache
-        if value is None and "null" in case.values:
+        if _is_one_of(_decoded(param(params, case.at, case.name)), case.values):
             return case.cache
     return method.cache
+
+
+def _is_one_of(value: Any, listed: Sequence[Any]) -> bool:
+    """Whether a file lists this value. TOML has no null, so `"null"` stands for it and for a value that is left out."""
+    if value is None:
+        return "null" in listed
+    # In Python, 0 equals false and 1 equals true; files mean one of them.
+    return any(value == each and type(value) is type(each) for each in listed)
 
 
 def param(params: bytes, at: int, name: str) -> bytes:

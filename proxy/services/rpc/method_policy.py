@@ -116,7 +116,8 @@ class MethodPolicy:
         self.request_tail = request_tail(method.name)
         self.may_repeat = method.kind == "read" or method.page_token is not None
         # Whether replies may be cached or shared at all.
-        self.cacheable = method.kind == "read" and method.cache != "never"
+        rules = {method.cache, *(case.cache for case in method.cases)}
+        self.cacheable = method.kind == "read" and rules != {"never"}
         self.has_block = method.block_at is not None
         # The kind of data that it reads at its block.
         self.data_kind = method.data_kind
