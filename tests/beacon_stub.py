@@ -41,6 +41,9 @@ class BeaconStub:
     url: str = ""
     # Open streams of events; setting the event ends one.
     streams: dict[web.StreamResponse, asyncio.Event] = field(default_factory=dict)
+    # Their headers come with the first event, as those of lodestar.
+    late_headers: bool = False
+    _asked: dict[web.StreamResponse, web.Request] = field(default_factory=dict)
 
     def root(self, slot: int) -> str:
         return "0x" + hashlib.sha256(f"{self.genesis}{slot}".encode()).hexdigest()
@@ -123,7 +126,9 @@ class BeaconStub:
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
+        if not self.late_headers:
+            await response.prepare(request)
+        self._asked[response] = request
         ended = asyncio.Event()
         self.streams[response] = ended
         try:
@@ -140,6 +145,8 @@ class BeaconStub:
     async def send_event(self, topic: str, data: Any) -> None:
         for stream in tuple(self.streams):
             with suppress(ConnectionError):
+                if not stream.prepared:
+                    await stream.prepare(self._asked[stream])
                 await stream.write(b"event: %b\ndata: %b\n\n" % (topic.encode(), orjson.dumps(data)))
 
     @contextmanager

@@ -20,6 +20,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from proxy.core.event_stream import EventReader, SentEvent
 from proxy.dev.chain import free_port
 from proxy.dev.child import die_with_parent
 from tests.http_client import HttpClient, Reply
@@ -75,6 +76,16 @@ class BeaconHarness(NetworkHarness):
         async with self.session.get(self.url + path) as response:
             return response.status, await response.read()
 
+    async def add_roots(self, known: dict[int, str]) -> int:
+        """Add the roots of new blocks by slot. Returns the slot of the newest one."""
+        _, head = await self.of_node("/eth/v1/beacon/headers/head")
+        newest = int(head.partition(b'"slot":"')[2].partition(b'"')[0])
+        for slot in range(max(known, default=-1) + 1, newest + 1):
+            _, found = await self.of_node(f"/eth/v1/beacon/blocks/{slot}/root")
+            if b'"root"' in found:
+                known[slot] = found.decode().partition('"root":"')[2][:66]
+        return newest
+
     async def of_service(self, client: HttpClient, path: str) -> Reply:
         key = self.worker.keys["main"]
         return await client.send(
@@ -103,31 +114,59 @@ async def beacon_harness(url: str) -> AsyncIterator[BeaconHarness]:
         yield harness
 
 
+PATHS = (
+    *("/eth/v1/beacon/headers/{}", "/eth/v2/beacon/blocks/{}", "/eth/v1/beacon/blocks/{}/root"),
+    *("/eth/v1/beacon/blocks/{}/attestations", "/eth/v1/beacon/genesis", "/eth/v1/config/spec"),
+    *("/eth/v1/config/fork_schedule", "/eth/v1/beacon/states/genesis/validators?id=1&id=2"),
+    *("/eth/v1/beacon/states/genesis/fork", "/eth/v1/beacon/states/genesis/validators/3", "/eth/v1/node/version"),
+)
+
+
 @on_uvloop
-async def test_every_reply_is_that_of_the_node(node: str) -> None:
-    rng, compared = random.Random(3), 0
+async def test_every_reply_is_that_of_the_node_while_blocks_are_made(node: str) -> None:
+    rng, compared, heads, hashes = random.Random(3), 0, set[int](), dict[int, str]()
     async with beacon_harness(node) as harness, await harness.worker.connect() as client:
-        head = harness.route.heads.tip
-        roots = [(await harness.of_node(f"/eth/v1/beacon/blocks/{slot}/root"))[1] for slot in range(head + 1)]
-        hashes = [found.decode().partition('"root":"')[2][:66] for found in roots if b'"root"' in found]
-        ids = [*map(str, range(head + 1)), *hashes, "genesis", "99999", "0x" + "ab" * 32]
-        paths = [
-            *("/eth/v1/beacon/headers/{}", "/eth/v2/beacon/blocks/{}", "/eth/v1/beacon/blocks/{}/root"),
-            *("/eth/v1/beacon/blocks/{}/attestations", "/eth/v1/beacon/genesis", "/eth/v1/config/spec"),
-            *("/eth/v1/config/fork_schedule", "/eth/v1/beacon/states/genesis/validators?id=1&id=2"),
-            *(
-                "/eth/v1/beacon/states/genesis/fork",
-                "/eth/v1/beacon/states/genesis/validators/3",
-                "/eth/v1/node/version",
-            ),
-        ]
-        for _ in range(READS):
-            path = rng.choice(paths).format(rng.choice(ids))
+        harness.watch()
+        for number in range(READS):
+            if number % 100 == 0:
+                heads.add(await harness.add_roots(hashes))
+            ids = [*map(str, range(max(heads) + 1)), *hashes.values(), "genesis", "99999", "0x" + "ab" * 32]
+            path = rng.choice(PATHS).format(rng.choice(ids))
             status, body = await harness.of_node(path)
             reply = await harness.of_service(client, path)
             assert (reply.status, reply.body) == (status, body), path
             compared += status == 200
         assert compared > READS * 0.6
+        assert len(heads) > 1 or READS < 2000
+
+
+@on_uvloop
+async def test_events_are_those_of_the_node(node: str) -> None:
+    """lodestar sends the headers of a stream with its first event."""
+    async with beacon_harness(node) as harness, AsyncExitStack() as stack, asyncio.timeout(100):
+        harness.watch()
+        path = "/eth/v1/events?topics=head&topics=block"
+        url = f"http://127.0.0.1:{harness.worker.port}/v1/rest/{NETWORK}{path}"
+        headers = {"X-API-Key": harness.worker.keys["main"]}
+        own, *ours = await asyncio.gather(
+            stack.enter_async_context(harness.session.get(harness.url + path)),
+            *(stack.enter_async_context(harness.session.get(url, headers=headers)) for _ in range(5)),
+        )
+        assert {each.status for each in ours} == {200}
+        expected, *found = await asyncio.gather(events_of(own, 8), *(events_of(each, 6) for each in ours))
+        assert {event.name for event in expected} == {b"head", b"block"}
+        for events in found:
+            first = expected.index(events[0])
+            shared = expected[first : first + len(events)]
+            assert len(shared) > 2
+            assert events[: len(shared)] == shared
+
+
+async def events_of(response: aiohttp.ClientResponse, count: int) -> list[SentEvent]:
+    reader, found = EventReader(), list[SentEvent]()
+    while len(found) < count:
+        found += reader.feed(await response.content.readany())
+    return found[:count]
 
 
 @on_uvloop

@@ -190,6 +190,22 @@ async def test_lost_stream_is_resumed_at_another_upstream_without_repeats() -> N
 
 
 @on_uvloop
+async def test_stream_begins_before_the_headers_of_the_upstream() -> None:
+    """Some upstreams send them with the first event, which may be minutes later."""
+    async with rest_harness() as harness:
+        harness.stubs[0].late_headers = True
+        async with stream(harness, "finalized_checkpoint") as first, stream(harness, "finalized_checkpoint") as second:
+            await asyncio.sleep(2 * stream_feed.CHECK_S)
+            assert len(harness.stubs[0].streams) == 1
+            await harness.stubs[0].send_event("finalized_checkpoint", {"epoch": "3"})
+            for client in (first, second):
+                assert (await client.event()).data == b'{"epoch":"3"}'
+        await until(lambda: not harness.worker.app.sockets)
+        await harness.stubs[0].send_event("finalized_checkpoint", {"epoch": "4"})
+        await until(lambda: all(closed(each) for each in harness.stubs[0].streams), every_s=0.1)
+
+
+@on_uvloop
 async def test_topics_that_every_upstream_refuses_are_an_error() -> None:
     async with rest_harness(2) as harness:
         with harness.stubs[0].failing(400), harness.stubs[1].failing(400):
