@@ -30,13 +30,17 @@ PURE := tests/core tests/chains tests/test_settings.py \
 GETH_VERSION := v1.17.8
 BTCD_VERSION := v0.24.2
 COMETBFT_VERSION := v0.38.26
+# ibc-go's application for tests. Its own goleveldb cannot read old state: every query fails.
+SIMD_VERSION := v8.8.0
+SIMD := github.com/cosmos/ibc-go/v8/testing/simapp/simd
+GOLEVELDB := github.com/syndtr/goleveldb=github.com/syndtr/goleveldb@v1.0.1-0.20210819022825-2ae1ddf74ef7
 GETH_DIR := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/penstock
 CHART := deploy/helm/penstock
 RENDER := helm template penstock $(CHART) --kube-version 1.30.0 --namespace penstock
 ROUTE := --set gatewayApi.enabled=true,gatewayApi.host=rpc.example.com,gatewayApi.gateways[0].name=public
 IMAGE := localhost/penstock:$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' proxy/__init__.py)
 
-.PHONY: help run docs test quick lint pure unit source browser programs web3-tests geth btcd cometbft lodestar compile compiled bench fleet simulate clients wheel wheel-test release image image-test compose-test chart k8s-test lock clean
+.PHONY: help run docs test quick lint pure unit source browser programs web3-tests geth btcd cometbft lodestar simd compile compiled bench fleet simulate clients wheel wheel-test release image image-test compose-test chart k8s-test lock clean
 
 help:
 	@echo "make run      start the whole service on this machine (make run ARGS='--port 9000 --fresh')"
@@ -47,6 +51,7 @@ help:
 	@echo "make geth     build geth for the tests on its chain (needs Go; takes minutes; without it they are skipped)"
 	@echo "make btcd     build btcd for the tests on its chain (needs Go; without it they are skipped; litecoind is a package of Debian)"
 	@echo "make cometbft  build CometBFT for the tests on its chain (needs Go; without it they are skipped)"
+	@echo "make simd     build a node of the Cosmos SDK for the tests of its REST API (needs Go; takes minutes; without it they are skipped)"
 	@echo "make lodestar  install a beacon node for the tests on its chain (needs npm and a C compiler; without it they are skipped)"
 	@echo "make compile  compile the hot path to machine code (needs a C compiler; test and bench do it too)"
 	@echo "make bench    run the benchmarks; writes the summary and the plot to bench/"
@@ -188,6 +193,13 @@ btcd:
 cometbft:
 	@command -v go >/dev/null || { echo "cometbft is built with Go, which was not found on PATH"; exit 1; }
 	GOBIN="$(GETH_DIR)" go install github.com/cometbft/cometbft/cmd/cometbft@$(COMETBFT_VERSION)
+
+simd:
+	@command -v go >/dev/null || { echo "simd is built with Go, which was not found on PATH"; exit 1; }
+	rm -rf "$(GETH_DIR)/simd-source" && mkdir -p "$(GETH_DIR)/simd-source"
+	cd "$(GETH_DIR)/simd-source" && export GOFLAGS=-mod=mod && go mod init simd && go get $(SIMD)@$(SIMD_VERSION) && \
+		go mod edit -replace $(GOLEVELDB) && go build -o "$(GETH_DIR)/simd" $(SIMD)
+	rm -rf "$(GETH_DIR)/simd-source"
 
 # The native packages are compiled for this machine, which takes minutes.
 lodestar:

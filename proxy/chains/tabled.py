@@ -48,7 +48,8 @@ class BlockNames:
     """How params name blocks. `latest`: the word for the head. `tags`: words for other moving heads. `pending`: words for state
     outside of any block, which is never cached. `members`: those of an object that names a block, `number` and `hash`.
     `tag_member`: the param that has the word, where params are an object and the block is another one. `by_hash`: reads of
-    state name blocks by their hashes alone."""
+    state name blocks by their hashes alone. `only_numbers`: blocks have numbers from 1 on, and everything else stands for the
+    newest one: nodes read `0`, `00` and `-0` as no number."""
 
     numbers: NumberForm = "number"
     latest: str = "latest"
@@ -57,6 +58,7 @@ class BlockNames:
     members: Mapping[str, str] = field(default_factory=dict)
     tag_member: str = ""
     by_hash: bool = False
+    only_numbers: bool = False
 
 
 def family_of_tables(name: str, names: BlockNames, lookups: Lookups, *, is_rest: bool = False) -> Family:
@@ -151,6 +153,8 @@ class _Rules:
         number = number_of(value, names.numbers)
         if number is None and names.numbers != "number":
             number = number_of(value, "number")  # Some families accept both.
+        if names.only_numbers and not number:
+            return BlockRef("tag", tag=names.latest)
         if number is not None:
             return BlockRef("number", number)
         if value[:1] == b"{":

@@ -71,7 +71,7 @@ def family_in(data: Mapping[str, Any]) -> Family:
     if reader is None:
         names = {kind: blocks[f"{kind}_member"] for kind in ("number", "hash") if f"{kind}_member" in blocks}
         latest, tags, pending = data.get("latest", "latest"), blocks.get("tags", ()), blocks.get("pending", ())
-        more = {name: blocks[name] for name in ("tag_member", "by_hash") if name in blocks}
+        more = {name: blocks[name] for name in ("tag_member", "by_hash", "only_numbers") if name in blocks}
         words = BlockNames(numbers, latest, frozenset(tags), frozenset(pending), names, **more)
         reader = family_of_tables(data["name"], words, lookups, is_rest="rest" in transport)
     changes: dict[str, Any] = {"sent_id": WRITE_IDS[writes["id"]]} if "id" in writes else {}

@@ -56,3 +56,21 @@ def test_transaction_in_no_block_is_not_cached(
 ) -> None:
     assert lifetime(family, method, params, in_no_block) == "never"
     assert lifetime(family, method, params, in_a_block) == "head"
+
+
+@pytest.mark.parametrize("height", ['"0"', '"00"', '"+0"', '"-0"', '"%s"' % ("0" * 30), '"\\u0030"', "0", "null", '""'])
+def test_newest_block_of_cosmos_is_never_final(height: str) -> None:
+    """Nodes read all of these as height 0 or as none, which is the newest block."""
+    params = b'{"path":"/store","height":%b}' % height.encode()
+    assert lifetime("cosmos", "abci_query", params, b'{"response":{}}') == "head"
+    params = b'{"headers":{"x-cosmos-block-height":%b}}' % height.encode()
+    assert lifetime("lcd", "GET /cosmos/bank/v1beta1/params", params, b'{"status":200,"body":{}}') == "head"
+
+
+def test_height_in_a_header_is_final_once_it_is_reached() -> None:
+    row, result = "GET /cosmos/bank/v1beta1/params", b'{"status":200,"body":{}}'
+    expected = {FINAL: "forever", FINAL + 1: "head", HEAD + 1: "never"}
+    for height, found in expected.items():
+        params = b'{"headers":{"x-cosmos-block-height":"%d"}}' % height
+        assert lifetime("lcd", row, params, result) == found
+    assert lifetime("lcd", row, b"{}", result) == "head"
