@@ -1,5 +1,5 @@
-"""Fixtures: a service with two upstreams on one network, a webhook receiver, and Chromium. They end with the last test here:
-even at rest they take a tenth of a processor."""
+"""Fixtures: a service with two upstreams on one network and a beacon node on another, a webhook receiver, and Chromium. They
+end with the last test here: even at rest they take a tenth of a processor."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from playwright.async_api import Browser, BrowserContext, Page, StorageState, async_playwright
 
 from tests import service as services
+from tests.beacon_stub import beacon_stub
 from tests.browser import chromium
 from tests.browser.visitor import WAIT_MS, Receiver, Site, Visitor
 from tests.flows.upstream import HOODI, Upstream
@@ -36,7 +37,9 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
         for server in (*upstreams, *tried, receiver):
             await server.open()
             stack.push_async_callback(server.close)
+        beacon = await stack.enter_async_context(beacon_stub())
         options = [word for each in upstreams for word in ("--upstream", f"ethereum/sepolia={each.url}")]
+        options += ["--upstream", f"ethereum-beacon/mainnet={beacon.url}"]
         config = tmp_path_factory.mktemp("config") / "penstock.toml"
         config.write_text(
             f'[[upstreams]]\nnetwork = "ethereum/hoodi"\nurl = "{tried[0].url}"\n'

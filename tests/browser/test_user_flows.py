@@ -388,6 +388,28 @@ async def test_explorer_sends_as_a_key_that_may_call_methods(fresh_holder: Visit
     await expect(page.get_by_label("Send as").locator("option:checked")).to_have_text("reader (live)")
 
 
+async def test_explorer_sends_routes_of_chains_with_a_rest_api(holder: Visitor) -> None:
+    page = holder.page
+    await holder.open("explorer")
+    await page.get_by_label("Send as").select_option("dev live (live)")
+    await page.get_by_label("Network").select_option("ethereum-beacon/mainnet")
+    method, params = page.get_by_label("Method or route"), page.get_by_label("Params")
+    await expect(method).to_have_value("GET /eth/v1/beacon/headers/{id}")
+    await expect(params).to_have_value(re.compile('"id": "head"'))
+    async with page.expect_request("**/v1/rest/ethereum-beacon/mainnet/eth/v1/beacon/headers/head"):
+        await holder.button("Send").click()
+    await expect(page.get_by_role("region", name="Body")).to_contain_text('"canonical": true')
+    await params.fill(
+        '{"path": {"id": "5"}, "query": {"a": ["1", "2"]}, "headers": {"eth-consensus-version": "deneb"}}'
+    )
+    snippet = page.get_by_role("region", name="Snippet")
+    await expect(snippet).to_contain_text("/eth/v1/beacon/headers/5?a=1&a=2")
+    await expect(snippet).to_contain_text("-H 'eth-consensus-version: deneb'")
+    await params.fill("{}")
+    await holder.button("Send").click()
+    await expect(page.get_by_text("Enter the value of {id} in the params")).to_be_visible()
+
+
 async def test_explorer_offers_what_the_key_may_do(holder: Visitor) -> None:
     page = holder.page
     await holder.create_key("only prices", methods="eth_gasPrice\neth_feeHistory", networks="ethereum/sepolia")

@@ -1,5 +1,5 @@
 /*
- * The explorer sends any REST operation or JSON-RPC method as one of the account's keys, or with a pasted one, which stays in this
+ * The explorer sends any REST operation, or any JSON-RPC method or route of a chain, as one of the account's keys, or with a pasted one, which stays in this
  * module's memory.
  */
 
@@ -59,6 +59,20 @@ async function authorityOf({ id, key }) {
 /* A form without fields, for a key that may send nothing. */
 const nothing = (reason) => ({ node: note(reason, "wait"), read: () => { throw new Error(reason); } });
 
+/* The request of a call to a chain. Nodes of some chains have routes such as `GET /blocks/{height}` in place of JSON-RPC methods; the
+   params of a route have the members `path`, `query`, `headers` and `json`. */
+function chainRequest(network, name, params) {
+  const [method, template] = name.split(" ");
+  if (!template) return { method: "POST", url: `${location.origin}/v1/rpc/${network}`, body: { jsonrpc: "2.0", id: 1, method: name, params: params ?? [] } };
+  const { path = {}, query = {}, headers = {}, json } = params ?? {};
+  const target = template.replace(/\{(\w+)\}/g, (_, part) => {
+    if (!path[part]) throw new Error(`Enter the value of {${part}} in the params: {"path": {"${part}": "…"}}.`);
+    return encodeURIComponent(path[part]);
+  });
+  const pairs = new URLSearchParams(Object.entries(query).flatMap(([key, values]) => [values].flat().map((value) => [key, value])));
+  return { method, url: `${location.origin}/v1/rest/${network}${target}${pairs.size ? `?${pairs}` : ""}`, headers, body: method === "POST" ? json : undefined };
+}
+
 class Explorer {
   #fields = el("div");
   #reply = el("div", { "aria-live": "polite" });
@@ -67,8 +81,7 @@ class Explorer {
 
   /* `keys`: those that the session can send as. */
   constructor(available, keys) {
-    // The others have no JSON-RPC.
-    this.networks = available.filter(({ features }) => features.includes("rpc"));
+    this.networks = available;
     this.keys = keys;
     const form = forms.form([...keyFields(keys, () => this.#reset()), this.#fields], { label: "Send", send: () => this.#send() });
     form.addEventListener("input", () => this.#updateSnippet());
@@ -77,7 +90,7 @@ class Explorer {
     this.node = el("div", null, heading("Explorer", { lead: "Send requests and copy them as code." }),
       el("div.grid.loose", null,
         el("section.card", { "aria-label": "Request" }, el("div.spread", null, el("h2", null, "Request"),
-          segmentedControl("Request type", { rpc: "JSON-RPC", rest: "REST" }, state.kind, (kind) => this.#reset(kind))), form),
+          segmentedControl("Request type", { rpc: "Chain", rest: "REST" }, state.kind, (kind) => this.#reset(kind))), form),
         el("section.card", { "aria-label": "Reply" }, el("h2", null, "Reply"), this.#reply)),
       card(null, el("div.spread", null, el("h2", null, "Code"), segmentedControl("Language", NAMES, state.language, (language) => {
         state.language = language;
@@ -97,14 +110,14 @@ class Explorer {
 
   async setKind(kind) {
     state.kind = kind;
-    const form = kind === "rpc" ? this.#rpcForm() : this.#restForm(await requestForms());
+    const form = kind === "rpc" ? this.#chainForm() : this.#restForm(await requestForms());
     if (state.kind !== kind) return;
     this.current = form;
     setChildren(this.#fields, this.current.node);
     this.#updateSnippet();
   }
 
-  #rpcForm() {
+  #chainForm() {
     const key = this.#key;
     const usable = key ? this.networks.filter((each) => mayUse(key, each)) : this.networks;
     if (this.networks.length && !usable.length) return nothing("This key may not be used on any network of this service.");
@@ -114,7 +127,7 @@ class Explorer {
     const others = () => (key?.allowed_methods ?? []).filter((name) => !usable.some((each) => each.samples.some(({ method }) => method === name)));
     const names = () => [...samples().map((each) => each.method), ...others()];
     const sample = () => samples().find((each) => each.method === method.read());
-    const method = forms.suggest("Method", names(), { required: true, value: names()[0], class: "mono" });
+    const method = forms.suggest("Method or route", names(), { required: true, value: names()[0], class: "mono" });
     const params = forms.json("Params", { value: sample()?.params ?? [], rows: 5 });
     method.control.addEventListener("change", () => { if (sample()) params.write(sample().params); });
     network.control.addEventListener("change", () => {
@@ -125,8 +138,7 @@ class Explorer {
     });
     return {
       node: el("div", null, network.node, method.node, params.node),
-      read: () => ({ method: "POST", url: `${location.origin}/v1/rpc/${network.read()}`,
-        body: { jsonrpc: "2.0", id: 1, method: method.read(), params: params.read() ?? [] } }),
+      read: () => chainRequest(network.read(), method.read(), params.read()),
     };
   }
 
@@ -161,11 +173,11 @@ class Explorer {
     const authority = await authorityOf(state);
     this.#request = this.current.read();
     this.#updateSnippet();
-    const { method, url, body } = this.#request;
+    const { method, url, headers, body } = this.#request;
     const startedAt = performance.now();
     const reply = await fetch(url, {
       method, credentials: authority.credentials, cache: "no-store",
-      headers: { "X-API-Key": authority.key, ...(body !== undefined && { "Content-Type": "application/json" }) },
+      headers: { ...headers, "X-API-Key": authority.key, ...(body !== undefined && { "Content-Type": "application/json" }) },
       body: body === undefined ? undefined : JSON.stringify(body),
     });
     const text = await reply.text();
