@@ -9,10 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from proxy import settings as settings_room
 from proxy.chains.family import Family
 from proxy.chains.registry import Chain, Network, Registry
 from proxy.commands import context, output, provider_networks
+from proxy.core.rest_routes import RestParams, target_of
 from proxy.errors import InvalidRequest, StartError
 
 COLUMNS = ("network", "title", "id", "family", "class", "coin", "block_time_s")
@@ -209,8 +212,10 @@ class NewNode:
     async def _reply(self, method: str, params: Any) -> dict[str, Any]:
         import aiohttp
 
-        call = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
         try:
+            if " " in method:
+                return await self._route_reply(method, params)
+            call = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
             async with self._session.post(self._url, json=call) as response:
                 reply = await response.json(content_type=None)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as exc:
@@ -218,6 +223,16 @@ class NewNode:
         if not isinstance(reply, dict):
             raise InvalidRequest("--upstream: the reply is not JSON-RPC: check the URL")
         return reply
+
+    async def _route_reply(self, route: str, params: Any) -> dict[str, Any]:
+        """The record of a route's reply (`core/rest_routes.py`) as a result; an error if its status is one."""
+        given = msgspec.convert(params or {}, RestParams)
+        verb, target = target_of(route, given)
+        async with self._session.request(verb, self._url.rstrip("/") + target, headers=given.headers) as response:
+            if response.status != 200:
+                return {"error": f"status {response.status}"}
+            headers = {name.lower(): value for name, value in response.headers.items()}
+            return {"result": {"status": 200, "headers": headers, "body": await response.json(content_type=None)}}
 
     async def block_time(self, head: int, at: int) -> float:
         """Mean seconds between the newest blocks; at least 0.1, as timestamps are whole seconds. The first block does not

@@ -12,6 +12,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from proxy.chains.families import family_of
 from proxy.chains.registry import Network
 from proxy.commands.context import database
 from proxy.compose.fleet import link_to
@@ -170,7 +171,8 @@ async def _upstream(route: Route, upstream: Upstream, tip: int) -> ConnectionRow
         return row
     row |= {"head": health.head, "behind": tip - health.head}
     row["bounds"] = _brief(health.bounds.text) or None
-    row["batches"] = _yes_or_no(await BatchProbe(upstream, *lookups.number.first).send())
+    has_batches = family_of(route.network).rest is None  # Routes have none.
+    row["batches"] = _yes_or_no(await BatchProbe(upstream, *lookups.number.first).send() if has_batches else None)
     return row
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from proxy.settings import load_tables
 from tests.http_client import HttpClient, Reply
+from tests.new_network import new_network
 from tests.random_reads import reads_or
 from tests.rpc_harness import NetworkHarness
 from tests.service import until
@@ -183,6 +184,16 @@ async def test_transaction_is_sent_and_found(nodes: list[SimdNode], own_chain: N
             assert (reply.status, reply.json.get("balance")) == (200, {"denom": DENOM, "amount": amount}), reply
         again = await harness.of_service(client, "/cosmos/tx/v1beta1/txs", body=body)
         assert again.json["tx_response"]["txhash"] == sent["txhash"]
+
+
+@on_uvloop
+async def test_new_network_works_within_a_minute(
+    nodes: list[SimdNode], own_chain: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with lcd_harness(nodes[:1], 3):
+        (tmp_path / "new").mkdir()  # The node is there.
+    async with new_network("lcd", nodes[0].url, tmp_path / "new", monkeypatch) as harness:
+        assert harness.route.heads.tip > 0
 
 
 @on_uvloop
