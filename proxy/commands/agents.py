@@ -158,13 +158,27 @@ async def _serve_stdio(server: Any) -> None:
         await server.run(incoming, outgoing, server.create_initialization_options())
 
 
+class _WithoutQuery:
+    """Serves an application without the queries of requests, and without a slash at the end of their paths. It would repeat
+    both in a redirect, and some clients put a key there."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            path = scope["path"].rstrip("/") or "/"
+            scope = {**scope, "query_string": b"", "path": path, "raw_path": path.encode()}
+        await self._app(scope, receive, send)
+
+
 async def _serve_http(server: Any, args: argparse.Namespace) -> None:
     import uvicorn
 
     app = server.streamable_http_app(
         json_response=True, stateless_http=True, host=args.host, max_request_body_size=MOST_BODY
     )
-    config = uvicorn.Config(app, host=args.host, port=args.port, log_level="warning", access_log=False)
+    config = uvicorn.Config(_WithoutQuery(app), host=args.host, port=args.port, log_level="warning", access_log=False)
     listening = uvicorn.Server(config)
     sockets = [config.bind_socket()]
     port = sockets[0].getsockname()[1]

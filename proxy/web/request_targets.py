@@ -21,8 +21,9 @@ from proxy.core.url_aliases import RequestKind, SplitUrl, UrlAliases
 QUERY_NAME = "apiKey"
 _PATH_KEY = re.compile(r"(/v1/(?:rpc|ws|bundler|paymaster)/[^/]+/[^/]+)/([^/]+)(/?)")
 _SLASH = re.compile(r"(/v1/rpc/[^/]+/[^/]+)/")
+_REST_KEY = re.compile(r"(/v1/rest/[^/]+/[^/]+)/([^/]+)(/.*)?")
 # A route never begins like a key.
-_REST_KEY = re.compile(r"(/v1/rest/[^/]+/[^/]+)/(svc_(?:live|test)_[^/]*)(/.*)?")
+_KEY_STARTS = ("svc_live_", "svc_test_")
 
 _LIST_NAME = re.compile(r"(\w+)(?:\[\]|%5[Bb]%5[Dd])", re.ASCII)
 
@@ -67,7 +68,7 @@ def read_target(text: str) -> RequestTarget:
         path, key = found[1] + found[3], unquote(found[2])
     elif found := _SLASH.fullmatch(path):
         path = found[1]
-    elif found := _REST_KEY.fullmatch(path):
+    elif (found := _REST_KEY.fullmatch(path)) and unquote(found[2]).startswith(_KEY_STARTS):
         path, key = found[1] + (found[3] or "/"), unquote(found[2])
     if QUERY_NAME not in unquote(query):
         return RequestTarget(path, query, key)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import smtplib
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ import orjson
 import pytest
 from aiohttp import web
 from aiosmtpd.smtp import SMTP, Envelope, Session
+from yarl import URL
 
 from proxy.core import access
 from tests.database import Server, connected
@@ -27,9 +29,11 @@ from tests.flows import production
 from tests.flows.production import OPEN_EGRESS, Production, settings_text
 from tests.http_client import HttpClient, request, rpc
 from tests.redis_server import RedisServer, redis_server, require_redis
-from tests.service import command_here, until
+from tests.service import ROOT, command_here, until
 
 NETWORK = "ethereum/sepolia"
+REST_NETWORK = "aptos/testnet"
+ADDRESS = "0x" + "11" * 20
 CALL = rpc("eth_gasPrice")
 UPGRADE = {
     "Upgrade": "websocket",
@@ -44,6 +48,10 @@ ALIASES = ("alchemy", "ankr", "drpc", "erpc", "infura", "nodecore", "quicknode")
 ALIAS_URLS = (
     ("x", "/alchemy/eth-sepolia/v2/{key}"),
     ("eth-sepolia.rpc.example.com", "/v2/{key}"),
+    ("x", f"/alchemy/eth-sepolia/nft/v3/{{key}}/getNFTsForOwner?owner={ADDRESS}"),
+    ("x", f"/alchemy/eth-sepolia/v2/{{key}}/getContractMetadata?contractAddress={ADDRESS}"),
+    ("eth-sepolia.rpc.example.com", f"/nft/v3/{{key}}/getNFTMetadata?contractAddress={ADDRESS}&tokenId=1"),
+    ("eth-sepolia.rpc.example.com", f"/nft/v3/{{key}}/getNFTsForOwner?owner={ADDRESS}&pageKey={{key}}"),
     ("x", "/ankr/eth_sepolia/{key}"),
     ("x", "/eth_sepolia/{key}"),
     ("x", "/eth_sepolia/ws/{key}"),
@@ -53,12 +61,30 @@ ALIAS_URLS = (
     ("x", "/infura/sepolia/v3/{key}"),
     ("sepolia.rpc.example.com", "/v3/{key}"),
     ("sepolia.rpc.example.com", "/ws/v3/{key}"),
+    ("x", "/v3/{key}/networks/11155111/suggestedGasFees"),
+    ("x", "/infura/sepolia/ws/v3/{key}"),
+    ("x", "/ankr/eth_sepolia/ws/{key}"),
+    ("x", "/multichain/{key}"),
+    ("any.ethereum-sepolia.rpc.example.com", "/{key}/"),
+    ("any.ethereum-sepolia.rpc.example.com", "/{key}"),
     ("x", "/queries/sepolia/api-key/{key}"),
     ("x", "/quicknode/ethereum-sepolia/{key}/"),
     # Networks that no alias has, and URLs that are almost those of one.
     ("x", "/alchemy/atlantis/v2/{key}"),
     ("x", "/alchemy/eth-sepolia/v3/{key}"),
     ("x", "/alchemy/eth-sepolia/v2/{key}/more"),
+    ("x", "/alchemy/eth-sepolia/nft/v3/{key}"),
+    ("x", "/alchemy/eth-sepolia/nft/v3/{key}/no/such"),
+    ("x", "/v3/{key}/networks/1/{key}"),
+    ("x", "/quicknode/ethereum-sepolia/{key}/{key}"),
+    ("x", "/eth_sepolia/{key}/{key}"),
+    # The key once more in the query, and another key there: a 400.
+    ("x", "/alchemy/eth-sepolia/v2/{key}?apiKey={key}"),
+    ("x", "/alchemy/eth-sepolia/v2/{key}?apiKey={other}"),
+    ("x", "/infura/sepolia/v3/{key}?apiKey={other}"),
+    ("x", "/quicknode/ethereum-sepolia/{key}?apiKey={other}"),
+    ("x", "/eth_sepolia/{key}?apiKey={other}"),
+    ("x", "/ogrpc?network=sepolia&dkey={key}&apiKey={other}"),
     ("x", "/main/evm/11155111?secret={key}&secret={key}"),
     ("x", "/ogrpc?network=atlantis&dkey={key}"),
     ("x", "/ogrpc?network=sepolia&dkey={key}&dkey={key}"),
@@ -138,6 +164,9 @@ host = "127.0.0.1"
 port = {around.mail_port}
 security = "none"
 {OPEN_EGRESS}
+[[upstreams]]
+network = "{REST_NETWORK}"
+url = "{around.url}/rest"
 """
 
 
@@ -149,6 +178,7 @@ class Keys:
         self._account = self._run("accounts", "create", "--name", "A", "--email", EMAIL, "--plan", "enterprise")["id"]
         self.open = self._create("--allow-in-url")
         self.closed = self._create()
+        self.second = self._create("--allow-in-url")
         self.slow = self._create("--allow-in-url", "--requests-per-second", "1")
         self.unknown = access.mint("test", b"never made".rjust(32))
 
@@ -162,15 +192,39 @@ class Keys:
 
     @property
     def all(self) -> tuple[str, ...]:
-        return self.open, self.closed, self.slow, self.unknown
+        return self.open, self.closed, self.second, self.slow, self.unknown
 
     @property
     def secrets(self) -> tuple[str, ...]:
         return tuple(key[9:-6] for key in self.all)
 
 
-def requests_with(key: str) -> Iterator[bytes]:
-    """Requests with the key in their target."""
+def rest_requests_with(key: str, other: str) -> Iterator[bytes]:
+    """Requests to the routes of a REST chain with the key in their target."""
+    root = f"/v1/rest/{REST_NETWORK}"
+    for word in (key, key.replace("_", "%5F"), f"%73{key[1:]}", key.replace("_", "%255F")):
+        for target in (
+            f"{root}/{word}/v1/accounts/{ADDRESS}",
+            f"{root}/v1/accounts/{ADDRESS}?apiKey={word}",
+            f"{root}/{word}",
+            f"{root}/{word}/",
+            f"{root}/{word}/no/such/route",
+            f"{root}/v1/{word}/accounts",
+            f"{root}/{word}/{word}/v1/accounts/{ADDRESS}",
+            f"{root}/{word}/v1/accounts/{ADDRESS}?apiKey={word}",
+            f"{root}/{word}/v1/accounts/{ADDRESS}?apiKey={other}",
+            f"{root}/{word}/../{word}",
+            f"{root}//{word}/v1",
+            f"/v1/rest/{word}/testnet/v1",
+        ):
+            yield request("GET", target)
+            yield request("GET", target, Referer=f"https://x{target}", X_Explain="1", **SAMPLED)
+            yield request("POST", target, b"{}")
+
+
+def requests_with(key: str, other: str) -> Iterator[bytes]:
+    """Requests with the key in their target. Some have another one as well."""
+    yield from rest_requests_with(key, other)
     encoded, twice = key.replace("_", "%5F"), key.replace("_", "%255F")
     for target in (f"/v1/rpc/{NETWORK}/{key}", f"/v1/rpc/{NETWORK}?apiKey={key}"):
         yield request("POST", target, CALL)
@@ -241,7 +295,7 @@ def requests_with(key: str) -> Iterator[bytes]:
         yield request("GET", f"{target}{'&' if '?' in target else '?'}apiKey={key}")
     for host, form in ALIAS_URLS:
         for word in (key, encoded):
-            target = form.format(key=word)
+            target = form.format(key=word, other=other)
             yield of_host(host, request("POST", target, CALL))
             yield of_host(host, request("POST", target, CALL, X_Explain="1", **SAMPLED))
             yield of_host(host, request("POST", target, b"{"))
@@ -360,7 +414,7 @@ async def test_nothing_that_the_service_writes_contains_a_key_of_a_url(running: 
     for down in (False, True):
         around.is_down = down
         for key in keys.all:
-            for index, data in enumerate(requests_with(key)):
+            for index, data in enumerate(requests_with(key, keys.second)):
                 replies[f"{key[-4:]} {index} {'down' if down else 'up'} {data[:40]!r}"] = await reply_to(port, data)
     around.is_down = False
     statuses = {reply[:3] for reply in replies.values()}
@@ -381,6 +435,75 @@ async def test_nothing_that_the_service_writes_contains_a_key_of_a_url(running: 
     replies["records"] = await records_of(port, keys.open, ids[-40:])
     written = await everything_written(running, replies)
     assert leaks_in(written, keys.secrets) == []
+
+
+async def test_two_different_keys_in_a_url_are_refused_at_every_shape(running: Running) -> None:
+    port, key, other = running.serving.port, running.keys.open, running.keys.second
+    shapes = [(host, form) for host, form in ALIAS_URLS if "apiKey={other}" in form]
+    targets = [
+        *((host, "POST", form.format(key=key, other=other)) for host, form in shapes),
+        ("x", "GET", f"/v1/rest/{REST_NETWORK}/{key}/v1?apiKey={other}"),
+        ("x", "GET", f"/v1/rest/{REST_NETWORK}/%73{key[1:]}/v1?apiKey={other}"),
+        ("x", "GET", f"/v1/rest/{REST_NETWORK}/v1?apiKey={key}&apiKey={other}"),
+        ("x", "GET", f"/v1/chains?apiKey={key}&%61piKey={other}"),
+        ("x", "POST", f"/v1/rpc/{NETWORK}/{key}?apiKey={other}"),
+    ]
+    for host, method, target in targets:
+        reply = await reply_to(port, of_host(host, request(method, target, CALL if method == "POST" else b"")))
+        assert reply.startswith("400"), (target.replace(key, "KEY").replace(other, "OTHER"), reply)
+        assert "two different" in reply
+
+
+async def listens(port: int) -> bool:
+    try:
+        async with await HttpClient.open(port):
+            return True
+    except ConnectionRefusedError:
+        return False
+
+
+async def test_program_for_agents_writes_no_key_of_a_url(running: Running, tmp_path: Path) -> None:
+    """It takes keys in headers only. One that is in its URL all the same appears nowhere."""
+    key, log = running.keys.open, tmp_path / "log"
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "list_chains", "arguments": {}}}
+    body, accepts = orjson.dumps(call), {"Accept": "application/json, text/event-stream"}
+    words = ("mcp", "--http", "--port", "0", "--url", f"http://127.0.0.1:{running.serving.port}")
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "proxy", *words, cwd=ROOT, stdout=output, stderr=output
+        )
+    try:
+        await until(lambda: b"/mcp" in log.read_bytes(), within_s=60.0)
+        port = int(log.read_bytes().split(b"/mcp")[0].rpartition(b":")[2])
+        await until(lambda: listens(port), within_s=60.0)
+        replies = {}
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
+            for word in (key, key.replace("_", "%5F")):
+                for path in (
+                    f"/mcp?apiKey={word}",
+                    f"/mcp/?apiKey={word}",
+                    f"/mcp/{word}",
+                    f"/mcp/{word}/",
+                    f"/{word}",
+                ):
+                    for method in ("POST", "GET", "DELETE", "OPTIONS"):
+                        async with session.request(
+                            method,
+                            URL(f"http://127.0.0.1:{port}{path}", encoded=True),
+                            data=body if method == "POST" else None,
+                            headers={**accepts, "Content-Type": "application/json", "Referer": f"https://x{path}"},
+                            allow_redirects=False,
+                        ) as reply:
+                            name = f"{method} {path.replace(word, 'KEY')}"
+                            # A stream of events stays open.
+                            text = "" if reply.content_type == "text/event-stream" else await reply.text()
+                            replies[name] = f"{reply.status} {reply.headers!r} {text}"
+    finally:
+        process.terminate()
+        await process.wait()
+    assert any(reply.startswith("200") for reply in replies.values()), replies
+    written = {**replies, "log": log.read_text(), "service": running.serving.log_file.read_text()}
+    assert leaks_in(written, running.keys.secrets) == []
 
 
 def mail(port: int, text: str) -> None:
