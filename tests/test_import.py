@@ -279,6 +279,43 @@ def test_every_line_of_nodecore_is_accounted_for(tmp_path: Path) -> None:
     assert "--allow-ip 192.0.2.1 --allow-method eth_call" in (tmp_path / "penstock.toml").read_text()
 
 
+def test_connectors_of_nodecore_are_those_of_the_family(tmp_path: Path) -> None:
+    """A node of Cosmos has CometBFT's JSON-RPC here, and one of Aptos its REST API."""
+    text = """\
+upstream-config:
+  upstreams:
+    - id: hub
+      chain: cosmos-hub
+      connectors:
+        - {type: rest, url: "https://lcd.example"}
+        - {type: tendermint, url: "https://rpc.example"}
+    - id: beacon
+      chain: eth-beacon-chain
+      connectors: [{type: rest, url: "https://beacon.example"}]
+    - id: move
+      chain: aptos
+      connectors: [{type: rest, url: "https://aptos.example/v1"}, {type: json-rpc, url: "https://no.example"}]
+    - id: btc
+      chain: bitcoin
+      connectors: [{type: json-rpc, url: "https://btc.example"}, {type: tendermint, url: "https://no.example"}]
+"""
+    written, rows = imported(tmp_path, "nodecore.yml", text)
+    assert [(each["network"], each["url"]) for each in written["upstreams"]] == [
+        ("cosmoshub/mainnet", "https://rpc.example"),
+        ("ethereum-beacon/mainnet", "https://beacon.example"),
+        ("aptos/mainnet", "https://aptos.example/v1"),
+        ("bitcoin/mainnet", "https://btc.example"),
+    ]
+    refused = [row["ours"] for row in rows if row["state"] == "no equal"]
+    assert [each.split(":")[0] for each in refused] == [
+        "a rest connector",
+        "a json-rpc connector",
+        "a tendermint connector",
+    ]
+    done = command_here("check", "--offline", "--config", str(tmp_path / "penstock.toml"))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_every_line_of_proxyd_is_accounted_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAIN_URL", f"https://main.example/{SECRET}")
     found, rows = imported(tmp_path, "proxyd.toml", PROXYD, "--network", "8453")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from proxy.chains.families import family_of
 from proxy.chains.registry import Network
 from proxy.commands.imports.documents import Entry
 from proxy.commands.imports.result import BUILT_IN, ImportResult
 
 NAME = "nodecore"
 _CALLS = ("json-rpc", "websocket")
+# CometBFT's JSON-RPC, beside the REST API of the application.
+_TENDERMINT = "tendermint"
 # nodecore listens here unless told otherwise.
 _PORT = 9090
 
@@ -134,8 +137,8 @@ class NodecoreImport:
         for connector in self._list(entry.get("connectors")):
             kind, url, headers = connector.get("type"), connector.get("url"), connector.get("headers")
             text = kind.text if kind is not None else "json-rpc"
-            if text not in _CALLS:
-                out.no_equal(connector, f"a {text} connector: upstreams are JSON-RPC over HTTP or WebSocket")
+            if not _is_served(text, network):
+                out.no_equal(connector, f"a {text} connector: upstreams here are {_kind_of(network)}")
                 continue
             out.no_equal(connector.get("response-header-deny"), "headers of replies are Penstock's own")
             given = {**settings, "headers": headers.plain() if headers is not None else None}
@@ -195,3 +198,22 @@ class NodecoreImport:
 
     def _entries(self, entry: Entry | None) -> list[tuple[str, Entry]]:
         return [] if entry is None else entry.items()
+
+
+def _has_rest(network: Network | None) -> bool:
+    return network is not None and family_of(network).rest is not None
+
+
+def _is_served(connector: str, network: Network | None) -> bool:
+    """Whether upstreams of the network have the interface of the connector."""
+    if connector == _TENDERMINT:
+        return network is not None and network.family == "cosmos"
+    return connector == "rest" if _has_rest(network) else connector in _CALLS
+
+
+def _kind_of(network: Network | None) -> str:
+    return (
+        f"the REST API of {network.chain.title}"
+        if network is not None and _has_rest(network)
+        else "JSON-RPC over HTTP or WebSocket"
+    )
