@@ -181,6 +181,8 @@ async def _serve_http(server: Any, args: argparse.Namespace) -> None:
     config = uvicorn.Config(_WithoutQuery(app), host=args.host, port=args.port, log_level="warning", access_log=False)
     listening = uvicorn.Server(config)
     sockets = [config.bind_socket()]
+    # Clients connect as soon as the address is printed.
+    sockets[0].listen()
     port = sockets[0].getsockname()[1]
     print(f"MCP at http://{args.host}:{port}/mcp for {args.url}", flush=True)
     await listening.serve(sockets)
