@@ -10,6 +10,7 @@ import os
 import signal
 import struct
 import traceback
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
@@ -22,6 +23,8 @@ from proxy.dev.child import die_with_parent
 from tests import scheduling
 
 PROCESSES = "--processes"
+# Files that the line about CPU time names.
+MOST_SHOWN = 20
 _NUMBER = struct.Struct("=H")
 # A pipe holds this much without a reader.
 _PIPE_BYTES = 4096
@@ -58,6 +61,8 @@ class ForkedRun:
         self._session = session
         self._queue = UnitQueue(units)
         self._running: dict[Connection, TestProcess] = {}
+        # CPU time by file, with that of the services that its tests have started and ended.
+        self._cpu_s: defaultdict[str, float] = defaultdict(float)
 
     def __repr__(self) -> str:
         return f"<ForkedRun of {len(self._running)} processes>"
@@ -70,9 +75,18 @@ class ForkedRun:
                 for connection in wait([*self._running]):
                     assert isinstance(connection, Connection)
                     self._receive(self._running[connection])
+            self._show_cpu_time()
         finally:
             for left in self._running.values():
                 left.kill()
+
+    def _show_cpu_time(self) -> None:
+        """The wall time depends on the machine and on how much waits: this is what the tests cost."""
+        terminal = self._session.config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is not None:
+            files = sorted(self._cpu_s, key=self._cpu_s.__getitem__, reverse=True)
+            dearest = ", ".join(f"{file} {self._cpu_s[file]:.0f}" for file in files[:MOST_SHOWN])
+            terminal.write_line(f"\nCPU seconds: {sum(self._cpu_s.values()):.0f}; of these {dearest}")
 
     def _fork(self, number: int) -> None:
         reader, writer = Pipe(duplex=False)
@@ -103,6 +117,7 @@ class ForkedRun:
 
     def _report(self, finished: Finished) -> None:
         session, hook = self._session, self._session.config.hook
+        self._cpu_s[finished.nodeid.partition("::")[0]] += finished.cpu_s
         hook.pytest_runtest_logstart(nodeid=finished.nodeid, location=finished.location)
         for data in finished.reports:
             report = hook.pytest_report_from_serializable(config=session.config, data=data)
@@ -176,6 +191,7 @@ class Finished:
     nodeid: str
     location: tuple[str, int | None, str]
     reports: list[dict[str, Any]]
+    cpu_s: float
 
 
 class ReportSender:
@@ -188,11 +204,17 @@ class ReportSender:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
         self.writer.send(Started(item.nodeid))
+        before_s = _cpu_s()
         found = runtestprotocol(item, log=False, nextitem=nextitem)
         serialize = self._config.hook.pytest_report_to_serializable
         reports = [serialize(config=self._config, report=report) for report in found]
-        self.writer.send(Finished(item.nodeid, item.location, reports))
+        self.writer.send(Finished(item.nodeid, item.location, reports, _cpu_s() - before_s))
         return True
+
+
+def _cpu_s() -> float:
+    """CPU time of this process and of the children that have ended."""
+    return sum(os.times()[:4])
 
 
 def _work(config: pytest.Config, queue: UnitQueue, sender: ReportSender, temporary: Any) -> None:
