@@ -7,7 +7,6 @@ with workers.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -261,7 +260,7 @@ class Background:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
-            self.networks.sweep(time.monotonic())
+            self.networks.sweep()
             for tracker in self._trackers:
                 tracker.adopt()
 

@@ -17,10 +17,8 @@ from proxy.web.front.front_context import FrontContext
 
 # How often the deadlines and hedges of calls are checked, and whether another process has found a new head.
 SWEEP_S = 0.02
-# While no call is in flight, the sweep looks this often for one: the next call is not late before that.
+# While no call is in flight, they are checked this often: the next call is not late before that.
 IDLE_SWEEP_S = HEDGE_FLOOR_S
-# Upstreams without a call need little: pauses that end, and connections to open again after a failure.
-IDLE_TICK_S = 0.25
 TALLY_S = 1.0
 
 
@@ -28,19 +26,10 @@ async def sweep(groups: Sequence[Networks], adopt_heads: Callable[[], None]) -> 
     healths = [
         each.health for networks in groups for route in networks.routes.values() for each in route.every_upstream
     ]
-    is_busy, tick_at = True, 0.0
     while True:
-        await asyncio.sleep(SWEEP_S if is_busy else IDLE_SWEEP_S)
-        is_busy = any(health.inflight for health in healths)
-        now = time.monotonic()
-        is_due = is_busy or now >= tick_at
-        if is_due:
-            tick_at = now + IDLE_TICK_S
+        await asyncio.sleep(SWEEP_S if any(health.inflight for health in healths) else IDLE_SWEEP_S)
         for networks in groups:
-            if is_due:
-                networks.sweep(now)
-            else:
-                networks.pass_time(now)
+            networks.sweep()
         adopt_heads()
 
 

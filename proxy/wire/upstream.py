@@ -245,10 +245,7 @@ class Upstream:
         """The connection takes no more calls: it is closed, or about to be."""
         raise NotImplementedError
 
-    def pass_time(self, now: float) -> None:
-        self.now = now
-
     def update_time(self, now: float) -> None:
-        self.pass_time(now)
+        self.now = now
         self.health.refresh(now)
         self.batches.refresh(now)

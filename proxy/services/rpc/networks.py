@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Protocol
 
@@ -167,20 +168,15 @@ class Networks:
     def find(self, network: Network) -> Route | None:
         return self.routes.get(network.id)
 
-    def sweep(self, now: float) -> None:
+    def sweep(self) -> None:
         """Check deadlines and send hedges."""
+        now = time.monotonic()
         for route in self.routes.values():
             if route.only is not None:
                 # The short path earns no retry budget, so retries on an only upstream are paid from this.
                 route.dispatcher.budget.earn()
             for upstream in (*route.every_upstream, *route.candidates):
                 upstream.tick(now)
-
-    def pass_time(self, now: float) -> None:
-        """No call is in flight: upstreams only need to know the time."""
-        for route in self.routes.values():
-            for upstream in (*route.every_upstream, *route.candidates):
-                upstream.pass_time(now)
 
     def healths(self) -> list[UpstreamHealth]:
         return [upstream.health for route in self.routes.values() for upstream in route.every_upstream]
