@@ -7,7 +7,6 @@ package of Debian (`apt-get install litecoind`), and `make btcd` builds btcd. Te
 from __future__ import annotations
 
 import base64
-import os
 import shutil
 import signal
 import subprocess
@@ -25,6 +24,7 @@ import pytest
 
 from proxy.dev.chain import free_port
 from proxy.dev.child import die_with_parent
+from tests import node_programs
 from tests.service import until
 
 START_S = 60.0
@@ -120,10 +120,7 @@ def litecoind() -> Path:
 
 
 def btcd() -> Path:
-    built = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "btcd"
-    if path := shutil.which("btcd") or (str(built) if built.exists() else ""):
-        return Path(path)
-    pytest.skip("btcd is not installed: build it with `make btcd`, which needs Go")
+    return node_programs.require("btcd")
 
 
 def _litecoind_argv(
@@ -171,12 +168,7 @@ def bitcoin_nodes(kind: str, directory: Path, options: Sequence[Sequence[str]]) 
             nodes.append(node_type(port, process))
         yield nodes
     finally:
-        for node in nodes:
-            node.process.terminate()
-        for node in nodes:
-            with suppress(subprocess.TimeoutExpired):
-                node.process.wait(20)
-            node.process.kill()
+        node_programs.end(node.process for node in nodes)
 
 
 async def wait_for(nodes: Sequence[BitcoinNode], session: aiohttp.ClientSession) -> None:

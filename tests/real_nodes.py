@@ -8,8 +8,6 @@ other seeds is on a fork, and a node that follows another branch than before is 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -23,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 from eth_account import Account
 
 from proxy.dev.chain import free_port
 from proxy.dev.child import die_with_parent
 from proxy.dev.funded_accounts import FUNDED
 from proxy.dev.npm_packages import DEVNET, node_binary
+from tests import node_programs
 
 Branch = tuple[int, ...]
 
@@ -183,20 +181,6 @@ def hardhat_nodes(count: int, *, chain_ids: Sequence[int] = ()) -> Iterator[list
         process.communicate()
 
 
-def geth_binary() -> Path | None:
-    """The geth on PATH, or the one that `make geth` built."""
-    built = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "geth"
-    found = shutil.which("geth") or (built if built.exists() else None)
-    return Path(found) if found else None
-
-
-def require_geth() -> Path:
-    found = geth_binary()
-    if found is None:
-        pytest.skip("geth is not installed: build it with `make geth`, which needs Go and some minutes")
-    return found
-
-
 # All rules up to Cancun. Later ones need contracts in the first block.
 _RULES = dict.fromkeys(
     ("homesteadBlock", "eip150Block", "eip155Block", "eip158Block", "byzantiumBlock", "constantinopleBlock",
@@ -233,7 +217,7 @@ _OPTIONS = (
 @contextmanager
 def geth_nodes(count: int, directory: Path, *options: str) -> Iterator[list[RealNode]]:
     """Nodes with the same first block, each with its own files in `directory`."""
-    geth = require_geth()
+    geth = node_programs.require("geth", "Go and some minutes")
     with ExitStack() as stack:
         yield [stack.enter_context(_geth_node(geth, directory / f"geth-{n}", options)) for n in range(count)]
 

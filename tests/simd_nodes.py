@@ -7,22 +7,20 @@ The first one makes a block every half a second, and the others follow it. Each 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from proxy.dev.chain import free_port
 from proxy.dev.child import die_with_parent
+from tests import node_programs
 
 CHAIN = "sim-1"
 DENOM = "stake"
@@ -63,10 +61,7 @@ class SimdNode:
 
 
 def simd() -> Path:
-    built = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "simd"
-    if path := shutil.which("simd") or (str(built) if built.exists() else ""):
-        return Path(path)
-    pytest.skip("simd is not installed: build it with `make simd`, which needs Go and some minutes")
+    return node_programs.require("simd", "Go and some minutes")
 
 
 def _run(home: Path, *words: str) -> str:
@@ -93,12 +88,7 @@ def simd_nodes(directory: Path, options: Sequence[Sequence[str]]) -> Iterator[li
             nodes.append(_start(home, peers, given))
         yield nodes
     finally:
-        for node in nodes:
-            node.process.terminate()
-        for node in nodes:
-            with suppress(subprocess.TimeoutExpired):
-                node.process.wait(20)
-            node.process.kill()
+        node_programs.end(node.process for node in nodes)
 
 
 def _configure(home: Path) -> None:

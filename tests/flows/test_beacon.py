@@ -15,7 +15,6 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from pathlib import Path
 
 import aiohttp
 import pytest
@@ -23,6 +22,7 @@ import pytest
 from proxy.core.event_stream import EventReader, SentEvent
 from proxy.dev.chain import free_port
 from proxy.dev.child import die_with_parent
+from tests import node_programs
 from tests.http_client import HttpClient, Reply
 from tests.random_reads import reads_or
 from tests.rpc_harness import NetworkHarness
@@ -30,7 +30,7 @@ from tests.service import until
 from tests.web.worker import on_uvloop, running_worker
 
 NETWORK = "ethereum-beacon/devnet"
-INSTALLED = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "lodestar"
+INSTALLED = node_programs.BUILT / "lodestar"
 READS = reads_or(600)
 START_S = 150.0
 

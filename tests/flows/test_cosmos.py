@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-import os
 import random
 import re
 import shutil
@@ -29,6 +28,7 @@ from yarl import URL
 from proxy.dev.chain import free_port
 from proxy.dev.child import die_with_parent
 from proxy.settings import load_tables
+from tests import node_programs
 from tests.client_scripts import run_script
 from tests.http_client import Reply
 from tests.new_network import new_network
@@ -86,10 +86,7 @@ class CosmosNode:
 
 
 def cometbft() -> Path:
-    built = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "cometbft"
-    if path := shutil.which("cometbft") or (str(built) if built.exists() else ""):
-        return Path(path)
-    pytest.skip("cometbft is not installed: build it with `make cometbft`, which needs Go")
+    return node_programs.require("cometbft")
 
 
 @pytest.fixture
@@ -115,12 +112,7 @@ def nodes(tmp_path: Path) -> Iterator[list[CosmosNode]]:
             peer = f"{named.stdout.decode().strip()}@127.0.0.1:{peer_port}"
         yield found
     finally:
-        for node in found:
-            node.process.terminate()
-        for node in found:
-            with suppress(subprocess.TimeoutExpired):
-                node.process.wait(20)
-            node.process.kill()
+        node_programs.end(node.process for node in found)
 
 
 @pytest.fixture
