@@ -11,6 +11,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 REPOSITORY = "repository"
 
 
@@ -31,11 +33,9 @@ def read_file(path: Path) -> dict[str, list[str]]:
 def urls_in(text: str, place: str) -> dict[str, list[str]]:
     """Like `read_file`, for the text of a list that is called `place`."""
     try:
-        data = json.loads(text)
-    except json.JSONDecodeError as exc:
+        data = orjson.loads(text)
+    except orjson.JSONDecodeError as exc:
         raise UnusableList(f"{place}:{exc.lineno}: is not JSON: {exc.msg}") from None
-    except RecursionError:
-        raise UnusableList(f"{place}:1: is nested too deeply") from None
     if not isinstance(data, dict) or not data:
         raise UnusableList(f'{place}:1: must be JSON like {{"CHAIN_ID": {{"endpoints": ["https://…"]}}}}')
     found = {chain: _urls(entry, f"{place}:{_line_of(text, chain)}: {chain[:64]}") for chain, entry in data.items()}
