@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from proxy.chains.families import family_of
 from proxy.chains.registry import Network, Registry
 
 # The parameters of a path that name a chain, alone or together with a network.
@@ -20,7 +21,9 @@ class LocalExamples:
         self._chains = chains
         self._served = {network.id for network in served}
         self._by_family: dict[str, Network] = {}
-        for network in sorted((each for each in chains.networks() if each.id in self._served), key=_rank):
+        # The examples are of JSON-RPC and of our own operations: families with routes have neither.
+        shown = [each for each in chains.networks() if each.id in self._served and family_of(each).rest is None]
+        for network in sorted(shown, key=_rank):
             self._by_family.setdefault(network.family, network)
 
     def __repr__(self) -> str:
@@ -66,6 +69,6 @@ class LocalExamples:
             example["chainId"] = network.facts.chain_id
 
 
-def _rank(network: Network) -> tuple[bool, int]:
-    """Live networks first; among them, well-known chains have low ids."""
-    return not network.is_live, network.facts.chain_id or 0
+def _rank(network: Network) -> tuple[int, bool, int]:
+    """First the family that most operations are for, then live networks; among them, well-known chains have low ids."""
+    return -len(family_of(network).features), not network.is_live, network.facts.chain_id or 0
