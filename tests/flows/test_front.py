@@ -96,7 +96,7 @@ async def test_body_that_waits_for_its_units_is_not_late(front: Service) -> None
         await client.write(data[:-1])
         await asyncio.sleep(1.5)
         await client.write(data[-1:])
-        assert "unknown" in (await client.reply(within_s=DEADLINE_S)).fault(400)["message"]
+        assert "bytes besides lists" in (await client.reply(within_s=DEADLINE_S)).fault(400)["message"]
 
 
 async def test_request_without_a_key_is_refused_before_its_body_is_read(front: Service) -> None:

@@ -210,7 +210,8 @@ class Meter:
         """The request is over. Refund what its calls have not used, and return its cost: `least`, or its size, or more. Work
         that outlives the request, because others wait for it too, is not charged to it any more."""
         if not self._is_closed:
-            self.pay_now(min(self._owed, self.portion))
+            if self._owed:
+                self.pay_now(min(self._owed, self.portion))
             cost = max(least, self.least, self.used)
             if cost < self.paid:
                 self._admission.refund(self.key, 0, self.paid - cost)
