@@ -155,7 +155,8 @@ def test_password_and_operator_token_sign_in(walked: WalkedHost) -> None:
 
 def test_link_arrives_by_mail(walked: WalkedHost) -> None:
     assert walked.request("/v1/account/sign-in/link", {"email": "ops@example.com"})[0] in (200, 202)
-    mail = walked.host.output(f"for i in $(seq 300); do cat {MAILS}/new/* 2>/dev/null && exit; sleep 0.2; done; exit 1")
+    wait = f"for i in $(seq 300); do cat {MAILS}/new/* 2>/dev/null && exit; sleep 0.2; done"
+    mail = walked.host.output(f"{wait}; journalctl --no-pager -n 60; exit 1")
     assert "To: ops@example.com" in mail
     assert f"https://{NAME}/#token" in mail.replace("=\n", "").replace("=3D", "=")
 
