@@ -11,7 +11,7 @@ import pytest
 
 from proxy.core.access import Limits
 from proxy.core.pricing import reading_units
-from proxy.services.webhooks.backtest import MOST_OF_ACCOUNT
+from proxy.services.webhooks.backtest import MOST_OF_ACCOUNT, READ_AT_ONCE
 from tests.http_client import Reply, request
 from tests.isolation.loop_steps import LONGEST_STEP_S, LoopSteps, send_apart
 from tests.rpc_harness import RpcHarness, rpc_harness
@@ -155,6 +155,30 @@ async def test_backtest_ends_when_its_client_leaves() -> None:
         harness.upstreams[0].gate.set()
         assert (await send(harness, "ADDRESS_ACTIVITY", 2)).status == 200
         assert harness.worker.held_bytes == 0
+
+
+async def _until_a_block_is_read(harness: RpcHarness, *, within_s: float) -> None:
+    before, end = harness.count("eth_getBlockByNumber"), time.monotonic() + within_s
+    await until(lambda: harness.count("eth_getBlockByNumber") > before or time.monotonic() > end)
+
+
+@on_uvloop
+async def test_leaving_does_not_escape_what_was_read() -> None:
+    """A client that leaves as soon as its first blocks were read owes what reading them costs: it pays before it reads more."""
+    async with rpc_harness(1) as harness:
+        serve_blocks(harness)
+        harness.worker.add_key("free", limits=FREE)
+        began, path = time.monotonic(), "/v1/webhooks/backtest"
+        for last in range(1000, 1000 - 12 * READ_AT_ONCE, -READ_AT_ONCE):
+            asking = request("POST", path, body("ADDRESS_ACTIVITY", 901, last), key=harness.worker.keys["free"])
+            async with await harness.worker.connect() as client:
+                await client.write(asking)
+                await _until_a_block_is_read(harness, within_s=0.5)
+                await asyncio.sleep(0.05)
+        each = PRICES["eth_getBlockByNumber"] + reading_units(len(orjson.dumps(block(951))))
+        at_once = READ_AT_ONCE * each
+        earned = FREE.units_per_second * (1 + time.monotonic() - began)
+        assert harness.count("eth_getBlockByNumber") * each <= earned + at_once
 
 
 @pytest.mark.parametrize("event_type", ["ADDRESS_ACTIVITY", "INTERNAL_TRANSFER"])

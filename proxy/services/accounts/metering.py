@@ -37,19 +37,34 @@ LEAST_PAUSE_S = 0.01
 
 
 class _AccountTurns:
-    """The queue of an account's payments, and the slots for its pieces."""
+    """The queue of an account's payments, the slots for its pieces, and what requests owed that have ended."""
 
-    __slots__ = ("__weakref__", "line", "pieces")
+    __slots__ = ("__weakref__", "_debtors", "_owed", "line", "pieces")
 
-    def __init__(self) -> None:
+    def __init__(self, debtors: set[_AccountTurns]) -> None:
+        """`debtors`: keeps accounts that owe something, whether or not they have requests."""
+        self._debtors = debtors
+        self._owed = 0
         self.line = asyncio.Lock()
         self.pieces = asyncio.Semaphore(MOST_PIECES)
+
+    def owe(self, units: int) -> None:
+        """The next request that makes calls pays for this first."""
+        self._owed += units
+        self._debtors.add(self)
+
+    def take_debt(self) -> int:
+        """What the account owes. The caller pays it."""
+        owed, self._owed = self._owed, 0
+        self._debtors.discard(self)
+        return owed
 
 
 class Meters:
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._turns: WeakValueDictionary[str, _AccountTurns] = WeakValueDictionary()
+        self._debtors: set[_AccountTurns] = set()
 
     def __repr__(self) -> str:
         return f"<Meters of {len(self._turns)} accounts>"
@@ -58,7 +73,7 @@ class Meters:
         """A meter for one request, which has paid `prepaid` units that its calls may use."""
         turns = self._turns.get(key.account.id)
         if turns is None:
-            turns = self._turns[key.account.id] = _AccountTurns()
+            turns = self._turns[key.account.id] = _AccountTurns(self._debtors)
         return Meter(self._admission, key, turns, prepaid=prepaid, deadline=time.monotonic() + within_s)
 
 
@@ -128,10 +143,15 @@ class Meter:
     async def pay(self, units: int) -> None:
         """Pay for a call that is about to be made, after what is owed. Raises RateLimited if the account has no units for it in
         time."""
+        self._owed += self._turns.take_debt()
         while self._owed > 0:
             part = min(self._owed, self.portion)
             self._owed -= part
-            await self._pay(part)
+            try:
+                await self._pay(part)
+            except BaseException:
+                self._owed += part
+                raise
         await self._pay(units)
 
     async def _pay(self, units: int) -> None:
@@ -207,11 +227,12 @@ class Meter:
             self.unused(units)
 
     def settle(self, least: int) -> int:
-        """The request is over. Refund what its calls have not used, and return its cost: `least`, or its size, or more. Work
-        that outlives the request, because others wait for it too, is not charged to it any more."""
+        """The request is over. Refund what its calls have not used, and return its cost: `least`, or its size, or more. What it
+        owes and cannot pay now is left to the account's next request. Work that outlives the request, because others wait for
+        it too, is not charged to it any more."""
         if not self._is_closed:
-            if self._owed:
-                self.pay_now(min(self._owed, self.portion))
+            if self._owed > 0 and self.pay_now(self._owed) is not None:
+                self._turns.owe(self._owed)
             cost = max(least, self.least, self.used)
             if cost < self.paid:
                 self._admission.refund(self.key, 0, self.paid - cost)
