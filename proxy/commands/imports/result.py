@@ -139,8 +139,11 @@ class ImportResult:
 
     def add_quorum(self, entry: Entry, network: Network, methods: list[str], agree: int, of: int) -> None:
         """Add verified replies, unless no set of upstreams could fulfil it."""
-        operators = {each.get("operator") or operator_of(urlsplit(each["url"]).hostname or "") for each in self.upstreams
-                     if each.get("network") == network.id and not has_provider(each["url"])}  # fmt: skip
+        operators = {
+            each.get("operator") or operator_of(urlsplit(each["url"]).hostname or "")
+            for each in self.upstreams
+            if each.get("network") == network.id and not has_provider(each["url"])
+        }
         known = self.tables.methods[network.family]
         reads = [name for name in methods if name in known and known[name].kind == "read"]
         agree, of = max(2, agree), max(2, of, agree)
