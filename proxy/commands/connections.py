@@ -78,7 +78,7 @@ async def tried(found: Settings, tables: Tables, *, offline: bool) -> list[Conne
     if found.valkey.cache_url:
         rows.append(await _outcome("cache", lambda: _ping(found.valkey.cache_url)))
     if found.mail.host:
-        rows.append(await _outcome("mail", Mailer(found.mail).try_connection))
+        rows.append(await _outcome("mail", Mailer(found.mail).try_connection, within_s=found.mail.timeout_s))
     return rows + await tried_upstreams(found, tables)
 
 
@@ -99,14 +99,14 @@ def _part(name: str, state: str, problem: str = "") -> ConnectionRow:
     return {**dict.fromkeys(COLUMNS), "part": name, "state": state, "problem": problem}
 
 
-async def _outcome(name: str, attempt: Callable[[], Awaitable[None]]) -> ConnectionRow:
+async def _outcome(name: str, attempt: Callable[[], Awaitable[None]], *, within_s: float = CACHE_S) -> ConnectionRow:
     try:
-        async with asyncio.timeout(CACHE_S):
+        async with asyncio.timeout(within_s):
             await attempt()
     except StartError as exc:
         return _part(name, "failed", exc.faults[0].partition(": ")[2])
     except TimeoutError:
-        return _part(name, "failed", f"no reply within {CACHE_S:g} s")
+        return _part(name, "failed", f"no reply within {within_s:g} s")
     except (OSError, RedisError, Undelivered) as exc:
         return _part(name, "failed", str(exc))
     return _part(name, "up")

@@ -28,7 +28,8 @@ SETTINGS = DashboardSettings("https://dashboard.example.com/", False, 3600.0, 60
 
 def sign_in_of(pool: Pool, mail_server: MailServer, tasks: Tasks) -> SignIn:
     factor = SecondFactor(SecondFactorStore(pool, Vault(PEPPER)))
-    return SignIn(SessionStore(pool, pepper=PEPPER), factor, SETTINGS, AccountMails(mail_server.mailer(), tasks))
+    mails = AccountMails(mail_server.mailer(), tasks, retry_s=(0.05, 0.05))
+    return SignIn(SessionStore(pool, pepper=PEPPER), factor, SETTINGS, mails)
 
 
 async def test_link_is_mailed_to_the_address_of_the_account(pool: Pool, mail_server: MailServer) -> None:
@@ -39,6 +40,33 @@ async def test_link_is_mailed_to_the_address_of_the_account(pool: Pool, mail_ser
     await sign_in.ask_link("kim@example.com", at=SignInPlace("192.0.2.1"))
     (mail,) = await until(lambda: mail_server.mails)
     assert mail["X-Rcpt"] == "Kim@Example.com"
+    await tasks.close()
+
+
+@pytest.mark.parametrize(
+    ("replies", "sent", "logged"),
+    [
+        (["451 try later"] * 2, 1, ["cannot send sign-in link yet"] * 2),
+        (["451 try later"] * 3, 0, ["cannot send sign-in link yet"] * 2 + ["sign-in link not sent"]),
+        (["550 no such user"], 0, ["sign-in link not sent"]),
+    ],
+)
+async def test_link_is_sent_again_until_the_server_accepts_it(
+    pool: Pool,
+    mail_server: MailServer,
+    caplog: pytest.LogCaptureFixture,
+    replies: list[str],
+    sent: int,
+    logged: list[str],
+) -> None:
+    keys, tasks = KeyStore(pool, pepper=PEPPER, plans={"free": 10}), Tasks()
+    await keys.create_account(name="a", email="kim@example.com", plan="free")
+    mail_server.replies = replies
+    with caplog.at_level(logging.WARNING):
+        await sign_in_of(pool, mail_server, tasks).ask_link("kim@example.com", at=SignInPlace("192.0.2.1"))
+        await until(lambda: repr(tasks) == "<Tasks >")
+    assert len(mail_server.mails) == sent
+    assert [record.getMessage() for record in caplog.records] == logged
     await tasks.close()
 
 

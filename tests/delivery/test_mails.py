@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator
 from email import message_from_bytes
 from email.message import EmailMessage
 from email.policy import default
+from pathlib import Path
 
 import pytest
 from aiosmtpd.smtp import SMTP, Envelope, Session
 
+from proxy.__main__ import main
 from proxy.services.delivery.mails import KINDS, Mails
 from proxy.settings import MailSettings
 from proxy.store.postgres.mails import MailStore
@@ -183,3 +186,27 @@ async def test_connection_is_tried_without_sending(mail_server: MailServer) -> N
     wrong = Mailer(MailSettings("127.0.0.1", mail_server.port, "starttls", "", "", "a@penstock.example", 5.0))
     with pytest.raises(Undelivered, match="STARTTLS"):
         await wrong.try_connection()
+
+
+async def test_check_waits_for_the_mail_server_as_long_as_the_service_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Many mail servers delay their greeting, by more than a cache may take."""
+    monkeypatch.setattr("proxy.commands.connections.CACHE_S", 0.1)
+
+    async def greet_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.3)
+        writer.write(b"220 late\r\n")
+        while line := await reader.readline():
+            writer.write(b"221 bye\r\n" if line.startswith(b"QUIT") else b"250 ok\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(greet_late, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    file = tmp_path / "penstock.toml"
+    pepper = "p" * 32
+    file.write_text(f'[keys]\npepper = "{pepper}"\n[mail]\nhost = "127.0.0.1"\nport = {port}\nsecurity = "none"\n')
+    assert await asyncio.to_thread(main, ["check", "--offline", "--connect", "--config", str(file)]) == 0
+    assert re.search(r"^mail +up\b", capsys.readouterr().out, re.MULTILINE)
+    server.close()
+    await server.wait_closed()

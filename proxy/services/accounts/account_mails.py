@@ -1,8 +1,10 @@
-"""Mails to the members of an account, each sent at most once, in the background. Their links are stored only as digests, so the
-mails cannot be queued in Postgres."""
+"""Mails to the members of an account, sent in the background. Their links are stored only as digests, so the mails cannot be
+queued in Postgres. A worker holds and retries them itself while their reader may be waiting, and loses them if it ends.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import time
@@ -14,11 +16,16 @@ from proxy.wire.mailer import Mailer, OutgoingMail, Undelivered
 
 log = logging.getLogger("penstock.sessions")
 
+# Seconds between attempts: soon, because a person waits for the mail. With the time that attempts take, the last one is well
+# before a sign-in link expires (`dashboard.link_s`).
+RETRY_S = (2.0, 10.0, 30.0, 120.0)
+
 
 class AccountMails:
-    def __init__(self, mailer: Mailer, tasks: Tasks) -> None:
+    def __init__(self, mailer: Mailer, tasks: Tasks, *, retry_s: tuple[float, ...] = RETRY_S) -> None:
         self._mailer = mailer
         self._tasks = tasks
+        self._retry_s = retry_s
 
     def __repr__(self) -> str:
         return f"<AccountMails {self._mailer!r}>"
@@ -43,12 +50,21 @@ class AccountMails:
         self._tasks.start_once("mail", lambda: self._write_and_send(write, what), of=secrets.token_hex(8))
 
     async def _write_and_send(self, write: Callable[[], Awaitable[OutgoingMail | None]], what: str) -> None:
-        try:
-            mail = await write()
-            if mail is not None:
-                await self._mailer.send(mail, at=time.time())
-        except (Unavailable, Undelivered) as exc:
-            log.warning(f"{what} not sent", extra={"reason": str(exc)})
-        except Exception:
-            # Do not let it propagate: a supervised task that raises is restarted, and this mail is sent at most once.
-            log.exception(f"{what} not sent")
+        mail: OutgoingMail | None = None
+        for pause_s in (*self._retry_s, None):
+            try:
+                # Written once: a retry has the same link and message id.
+                mail = mail or await write()
+                if mail is not None:
+                    await self._mailer.send(mail, at=time.time())
+                return
+            except (Unavailable, Undelivered) as exc:
+                if pause_s is None or (isinstance(exc, Undelivered) and exc.final):
+                    log.warning(f"{what} not sent", extra={"reason": str(exc)})
+                    return
+                log.warning(f"cannot send {what} yet", extra={"reason": str(exc), "again_in_s": pause_s})
+            except Exception:
+                # Do not let it propagate, nor retry it: its client may have caused it.
+                log.exception(f"{what} not sent")
+                return
+            await asyncio.sleep(pause_s)
