@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import orjson
 import pytest
 
 from proxy import settings
-from tests.service import command_here
+from proxy.commands.imports.documents import Entry, load_document
+from tests.service import ROOT, command_here
 
 SECRET = "s3cret-Key_0123456789"
 ERPC = f"""\
@@ -49,6 +51,9 @@ projects:
     networks:
       - architecture: evm
         evm: {{chainId: 1}}
+        staticResponses:
+          - {{method: eth_chainId, response: {{result: "0x1"}}}}
+          - {{method: eth_mine, response: {{error: {{code: -32601, message: gone}}}}}}
         failsafe:
           - matchMethod: eth_getBalance|eth_getLogs
             timeout: {{duration: 30s}}
@@ -70,11 +75,14 @@ projects:
         endpoint: https://node.two.example/
         evm: {{chainId: 1}}
         jsonRpc: {{supportsBatch: false, headers: {{X-Key: "{SECRET}"}}}}
-        shadow: {{enabled: true}}
+        shadow: {{enabled: true, sampleRate: 0.25, ignoreFields: {{eth_getLogs: ["*.blockTimestamp"]}}}}
       - endpoint: alchemy://{SECRET}
       - id: glmr
         endpoint: https://moon.example/
-        evm: {{chainId: 1284}}
+        rateLimitBudget: credits
+        rateLimitCountMode: credit
+        creditUnits: {{eth_call: 26, "*": 10}}
+        evm: {{chainId: 1284, blockAvailability: {{lower: {{latestBlockMinus: 128}}, upper: {{latestBlockMinus: 2}}}}}}
       - id: other
         endpoint: tenderly://{SECRET}
       - id: nowhere
@@ -90,6 +98,10 @@ rateLimiters:
       rules:
         - {{method: "*", maxCount: 600, period: minute}}
         - {{method: eth_call, maxCount: 5, period: 1s}}
+        - {{method: "trace_*|eth_getLogs", maxCount: 120, period: minute}}
+        - {{method: "no_such*", maxCount: 5, period: 1s}}
+    - id: credits
+      rules: [{{method: "*", maxCount: 300000000, period: month}}]
     - id: clients
       rules: [{{method: "*", maxCount: 100, period: 1s}}]
     - id: unused
@@ -241,9 +253,17 @@ def test_every_line_of_erpc_is_accounted_for(tmp_path: Path) -> None:
     assert own["allow"] == ["eth_getLogs"]
     assert "trace_block" in own["deny"]
     assert "eth_getLogs" not in own["deny"]
+    assert own["method_rates"] == {"eth_call": 5.0, "trace_*": 2.0, "eth_getLogs": 2.0}
+    assert (two["shadow"], two["requests_per_second"]) == (0.25, 100.0)
     assert (two["name"], two["batch"], two["headers"]) == ("own-node-2", 1, {"X-Key": SECRET})
     assert (alchemy["url"], alchemy["network"]) == (f"alchemy://{SECRET}", ["ethereum/mainnet", "moonbeam/mainnet"])
     assert (moon["network"], infura["network"]) == ("moonbeam/mainnet", "base/mainnet")
+    assert (moon["credits"], set(moon["bounds"].values())) == ({"eth_call": 26, "*": 10}, {-128})
+    assert moon["budget"] == {"credits": 300_000_000, "per": "month", "shared": "credits"}
+    assert "requests_per_second" not in moon
+    assert found["replies"] == [
+        {"network": "ethereum/mainnet", "method": "eth_chainId", "params": "[]", "result": '"0x1"'}
+    ]
     assert found["verify"] == [
         {"network": "ethereum/mainnet", "methods": ["eth_getBalance", "eth_getLogs"], "by": "quorum 2/3"}
     ]
@@ -253,8 +273,12 @@ def test_every_line_of_erpc_is_accounted_for(tmp_path: Path) -> None:
     assert by_path["projects[0].auth.strategies[1]"] == "no equal"
     assert by_path["database.evmJsonRpcCache.connectors[2]"] == "no equal"
     assert by_path["projects[0].upstreams[4].endpoint"] == by_path["projects[0].upstreams[5].endpoint"] == "no equal"
-    assert by_path["projects[0].upstreams[1].shadow"] == "no equal"
-    assert by_path["rateLimiters.budgets[0].rules[1]"] == "no equal"
+    assert by_path["projects[0].networks[0].staticResponses[1]"] == "no equal"
+    assert by_path["projects[0].upstreams[1].shadow"] == "differs"
+    assert by_path["projects[0].upstreams[3].evm.blockAvailability.upper"] == "no equal"
+    assert by_path["rateLimiters.budgets[0].rules[1]"] == "mapped"
+    assert by_path["rateLimiters.budgets[0].rules[2]"] == "differs"
+    assert by_path["rateLimiters.budgets[0].rules[3]"] == "no equal"
     assert by_path["projects[0].rateLimitBudget"] == "differs"
     assert 'keys create --account ACCOUNT --name "frontend"' in (tmp_path / "penstock.toml").read_text()
     lines = {row["theirs"]: row["line"] for row in rows}
@@ -274,13 +298,15 @@ def test_every_line_of_nodecore_is_accounted_for(tmp_path: Path) -> None:
     assert sepolia["network"] == "ethereum/sepolia"
     by_path = states(rows)
     assert by_path["upstream-config.upstreams[1].connectors[1]"] == "no equal"
-    assert by_path["upstream-config.upstreams[1].rate-limit.rules[0]"] == "no equal"
+    assert by_path["upstream-config.upstreams[1].rate-limit.rules[0]"] == "mapped"
+    assert sepolia["method_rates"] == {"eth_call": 5.0}
     assert by_path["auth.key-management[1]"] == "no equal"
     assert "--allow-ip 192.0.2.1 --allow-method eth_call" in (tmp_path / "penstock.toml").read_text()
 
 
 def test_connectors_of_nodecore_are_those_of_the_family(tmp_path: Path) -> None:
-    """A node of Cosmos has CometBFT's JSON-RPC here, and one of Aptos its REST API."""
+    """A node of Cosmos has CometBFT's JSON-RPC here and, as a chain of its own, its REST API. One of Aptos has a REST API, and
+    one of Tron also a JSON-RPC API."""
     text = """\
 upstream-config:
   upstreams:
@@ -295,20 +321,26 @@ upstream-config:
     - id: move
       chain: aptos
       connectors: [{type: rest, url: "https://aptos.example/v1"}, {type: json-rpc, url: "https://no.example"}]
+    - id: trx
+      chain: tron
+      methods: {disable: [eth_getLogs]}
+      connectors: [{type: rest, url: "https://tron.example"}, {type: json-rpc, url: "https://tron.example/jsonrpc"}]
     - id: btc
       chain: bitcoin
       connectors: [{type: json-rpc, url: "https://btc.example"}, {type: tendermint, url: "https://no.example"}]
 """
     written, rows = imported(tmp_path, "nodecore.yml", text)
     assert [(each["network"], each["url"]) for each in written["upstreams"]] == [
+        ("cosmoshub-lcd/mainnet", "https://lcd.example"),
         ("cosmoshub/mainnet", "https://rpc.example"),
         ("ethereum-beacon/mainnet", "https://beacon.example"),
         ("aptos/mainnet", "https://aptos.example/v1"),
+        ("tron/mainnet", "https://tron.example"),
+        ("tron-evm/mainnet", "https://tron.example/jsonrpc"),
         ("bitcoin/mainnet", "https://btc.example"),
     ]
     refused = [row["ours"] for row in rows if row["state"] == "no equal"]
     assert [each.split(":")[0] for each in refused] == [
-        "a rest connector",
         "a json-rpc connector",
         "a tendermint connector",
     ]
@@ -339,6 +371,50 @@ def test_every_line_of_proxyd_is_accounted_for(tmp_path: Path, monkeypatch: pyte
     assert by_path["rate_limit.base_rate"] == "differs"
     lines = {row["theirs"]: row["line"] for row in rows}
     assert PROXYD.splitlines()[lines["backends.spare.rpc_url"] - 1] == 'rpc_url = "https://spare.example/"'
+
+
+# Names of settings that are an upstream or a limit, in files of all three.
+PLACES_AND_LIMITS = (
+    *("endpoint", "url", "rpc_url", "ws_url", "max_rps", "base_rate", "maxCount", "requests"),
+    *("rateLimitBudget", "rate-limit-budget", "maxTimeout", "max_body_size_bytes"),
+)
+
+
+def leaves(entry: Entry) -> Iterator[Entry]:
+    if not entry.children():
+        yield entry
+    for each in entry.children():
+        yield from leaves(each)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "upstreams"),
+    [
+        ("erpc.dist.yaml", (), 6),
+        ("erpc.svm.example.yaml", (), 4),
+        ("nodecore.yml", (), 1),
+        ("nodecore-default.yml", (), 1),
+        ("nodecore-full.yaml", (), 2),
+        ("nodecore-cosmos.yaml", (), 2),
+        ("proxyd.example.toml", ("--network", "optimism/mainnet"), 4),
+    ],
+)
+def test_examples_of_the_gateways_themselves(tmp_path: Path, name: str, words: tuple[str, ...], upstreams: int) -> None:
+    """Every upstream and limit of them has a row, and the result passes `check`."""
+    text = (ROOT / "tests" / "peer_settings" / name).read_text()
+    # That of proxyd leaves the URLs to its reader, and that of nodecore names certificates that do not exist.
+    text = text.replace('rpc_url = ""', 'rpc_url = "https://node.example"')
+    text = text.replace('ws_url = ""', 'ws_url = "wss://node.example"')
+    text = text.replace("enabled: true\n    certificate", "enabled: false\n    certificate")
+    found, rows = imported(tmp_path, name, text, *words)
+    assert len(found["upstreams"]) == upstreams
+    shown = {row["theirs"] for row in rows}
+    for entry in leaves(load_document(tmp_path / name, {})):
+        if entry.path.rpartition(".")[2] in PLACES_AND_LIMITS and entry.value:
+            within = [entry.path[:at] for at, sign in enumerate(entry.path) if sign in ".["]
+            assert shown & {entry.path, *within}, entry
+    done = command_here("check", "--offline", "--config", str(tmp_path / "penstock.toml"))
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_result_passes_check(tmp_path: Path) -> None:

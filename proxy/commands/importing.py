@@ -108,7 +108,7 @@ def settings_text(args: argparse.Namespace, result: ImportResult) -> str:
     lines = [_HEADER.format(program=args.program, file=args.file)]
     for name in sorted(sections, key=lambda name: (name.partition(".")[0], name)):
         lines += [f"[{name}]", *_pairs(sections[name]), ""]
-    for name in ("upstreams", "verify"):
+    for name in ("upstreams", "verify", "replies"):
         for block in getattr(result, name):
             lines += [f"[[{name}]]", *_pairs(block), ""]
     if result.commands:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from fnmatch import fnmatchcase
 from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
 
 from proxy.chains.registry import Network
 from proxy.commands.imports.documents import Entry
 from proxy.commands.imports.result import BUILT_IN, ImportResult
+from proxy.core.data_bounds import DATA_KINDS
 
 NAME = "eRPC"
 # eRPC's name of the main network of an SVM chain.
 _MAIN_CLUSTER = "mainnet-beta"
+# Calls per second of a shadow upstream without a limit of its own.
+_TRIAL_RATE = 100.0
 
 
 def is_ours(document: Entry) -> bool:
@@ -24,6 +31,7 @@ class ErpcImport:
         self._out = result
         self._budgets = {each.get("id"): each for each in _list(document.get("rateLimiters", "budgets"))}
         self._rates = {name.text: self._rate(each) for name, each in self._budgets.items() if name is not None}
+        self._rules = {name.text: _rules(each) for name, each in self._budgets.items() if name is not None}
         self._networks: list[Network] = []
         # Consensus policies, with their networks and methods: they follow when all upstreams are known.
         self._consensus: list[tuple[Entry, Network, str]] = []
@@ -198,7 +206,22 @@ class ErpcImport:
         for name in ("getLogsSplitOnError", "integrity"):
             out.mapped(entry.get("evm", name), BUILT_IN)
         out.differs(entry.get("selectionPolicy"), "weight and tier of upstreams; health, lag and latency by themselves")
+        for fixed in _list(entry.get("staticResponses")):
+            self._fixed_reply(fixed, network)
         return network
+
+    def _fixed_reply(self, entry: Entry, network: Network) -> None:
+        method, params = entry.get("method"), entry.get("params")
+        name = method.text if method is not None else ""
+        body = entry.get("response")
+        given = {} if body is None else {key: each.plain() for key, each in body.items() if key in ("result", "error")}
+        if name not in self._out.tables.methods[network.family] or len(given) != 1:
+            self._out.no_equal(entry, f"a reply of {name or 'no method'}: {network.id} has no such method")
+            return
+        texts = {key: orjson.dumps(each).decode() for key, each in given.items()}
+        asked = orjson.dumps(params.plain() if params is not None else []).decode()
+        self._out.replies.append({"network": network.id, "method": name, "params": asked, **texts})
+        self._out.mapped(entry, f"[[replies]] {network.id} {name}")
 
     def _failsafe(self, failsafe: Entry | None, network: Network | None) -> None:
         """One policy or a list of them. `network`: None for an upstream."""
@@ -235,8 +258,10 @@ class ErpcImport:
         network = self._network_of(entry)
         for name in ("chainId", "cluster"):
             entry.get("evm", name), entry.get("svm", name)
-        settings = self._upstream_settings(entry, network, defaults)
         url = endpoint.text if endpoint is not None else ""
+        settings = self._upstream_settings(entry, network, defaults)
+        settings |= self._trial(entry, settings["requests_per_second"]) | self._bounds(entry, defaults)
+        settings |= self._credits(entry, url, defaults)
         if url.startswith("chainstack://"):
             self._out.no_equal(entry, "eRPC's key lists nodes by Chainstack's API: write chainstack://KEY of each node")
             return
@@ -244,8 +269,7 @@ class ErpcImport:
             self._out.no_equal(entry, "eRPC's key lists endpoints by QuickNode's API: write quicknode://NAME/TOKEN")
             return
         failsafe = entry.get("failsafe")
-        rest = [each for name, each in entry.items() if name in ("shadow", "routing", "creditUnits", "integrity")]
-        for each in rest:
+        for each in [each for name, each in entry.items() if name in ("routing", "integrity")]:
             self._out.no_equal(each)
         self._failsafe(failsafe, None)
         for name in ("statePollerInterval", "statePollerDebounce", "skipWhenSyncing", "skipSyncingCheck"):
@@ -293,18 +317,87 @@ class ErpcImport:
             else None,
             "compress": gzip.is_true() if gzip is not None else None,
             "proxy": self._proxy(given("jsonRpc", "proxyPool")),
-            "requests_per_second": self._upstream_rate(given("rateLimitBudget")),
+            "requests_per_second": self._upstream_rate(given("rateLimitBudget"), given("rateLimitCountMode")),
+            "method_rates": self._method_rates(given("rateLimitBudget"), given("rateLimitCountMode"), network),
         }
 
-    def _upstream_rate(self, budget: Entry | None) -> float | None:
-        if budget is None:
+    def _method_rates(self, budget: Entry | None, mode: Entry | None, network: Network | None) -> dict[str, float]:
+        found: dict[str, float] = {}
+        if budget is None or _counts_credits(mode):
+            return found
+        for rule, names, rate in self._rules.get(budget.text, ()):
+            for name, limit in self._out.method_rates(rule, names, rate, network).items():
+                found[name] = min(limit, found.get(name, limit))
+        return found
+
+    def _trial(self, entry: Entry, rate: float | None) -> dict[str, Any]:
+        """A shadow upstream gets copies of calls, and nothing else."""
+        enabled = entry.get("shadow", "enabled")
+        if (shadow := entry.get("shadow")) is None or enabled is None or not enabled.is_true():
+            return {}
+        share = entry.get("shadow", "sampleRate")
+        found = {"shadow": min(1.0, share.number()) if share is not None and share.number() > 0 else 1.0}
+        bound = "" if rate else f"; with at most {_TRIAL_RATE:g} calls per second, because a trial needs a limit"
+        self._out.differs(shadow, f"shadow = {found['shadow']:g}: members that change are left out by method{bound}")
+        return found if rate else {**found, "requests_per_second": _TRIAL_RATE}
+
+    def _bounds(self, entry: Entry, defaults: Entry | None) -> dict[str, Any]:
+        """The oldest block that it has."""
+        given = entry.get("evm", "blockAvailability")
+        if given is None and defaults is not None:
+            given = defaults.get("evm", "blockAvailability")
+        if given is None:
+            return {}
+        self._out.no_equal(given.get("upper"), "all upstreams go to the newest block that they have")
+        exact, recent = given.get("lower", "exactBlock"), given.get("lower", "latestBlockMinus")
+        if exact is None and recent is None:
+            self._out.mapped(given.get("lower"), "bounds are found by asking")
+            return {}
+        oldest = exact.integer() if exact is not None else -max(1, recent.integer() if recent is not None else 1)
+        self._out.mapped(given.get("lower"), f"bounds = {oldest} for all kinds of data")
+        return {"archive": None, "bounds": dict.fromkeys(DATA_KINDS, oldest)}
+
+    def _credits(self, entry: Entry, url: str, defaults: Entry | None) -> dict[str, Any]:
+        """What its calls cost at the provider, and a budget that is counted so."""
+        found: dict[str, Any] = {}
+        if (units := entry.get("creditUnits")) is not None:
+            found["credits"] = {name: each.integer() for name, each in units.items()}
+            self._out.mapped(units, "credits of methods")
+        mode, budget = entry.get("rateLimitCountMode"), entry.get("rateLimitBudget")
+        if budget is None and defaults is not None:
+            mode, budget = mode or defaults.get("rateLimitCountMode"), defaults.get("rateLimitBudget")
+        if not _counts_credits(mode) or budget is None:
+            return found
+        provider = self._out.providers.get(urlsplit(url).scheme)
+        if provider is not None and provider.credits is not None:
+            found["cost"] = provider.name
+        for rule in _list(self._budget(budget.text, "rules")):
+            count, period, method = rule.get("maxCount"), rule.get("period"), rule.get("method")
+            per = period.text if period is not None else ""
+            is_whole = method is None or method.text == "*"
+            if count is None or per not in ("day", "month") or not is_whole or not found or count.integer() < 1:
+                self._out.no_equal(rule, "a budget of credits is for all methods, by day or month, with known credits")
+                continue
+            shared = re.sub(r"[^a-z0-9._-]+", "-", budget.text.lower()).strip("-._")[:40]
+            found["budget"] = {"credits": count.integer(), "per": per, "shared": shared}
+            self._out.mapped(rule, f"budget = {count.integer()} credits a {per}, shared by all that name it")
+        return found
+
+    def _budget(self, name: str, *path: str) -> Entry | None:
+        found = next((each for key, each in self._budgets.items() if key is not None and key.text == name), None)
+        return None if found is None else found.get(*path)
+
+    def _upstream_rate(self, budget: Entry | None, mode: Entry | None) -> float | None:
+        if budget is None or _counts_credits(mode):
             return None
         if budget.text not in self._rates:
             self._out.no_equal(budget, f"there is no budget {budget.text} in the file")
             return None
         rate = self._rates[budget.text]
-        if rate is None:
-            self._out.no_equal(budget, "the budget has no limit for all methods")
+        if rate is None and self._rules[budget.text]:
+            self._out.mapped(budget, "method_rates")
+        elif rate is None:
+            self._out.no_equal(budget, "the budget has no rules")
         else:
             self._out.mapped(budget, f"requests_per_second = {rate:g}; each upstream has its own count")
         return rate
@@ -350,16 +443,33 @@ class ErpcImport:
         if (address := limiters.get("store", "redis", "uri") or limiters.get("store", "redis", "addr")) is not None:
             self._out.valkey("limits_url", address)
         self._out.mapped(limiters.get("store", "driver"), "memory of the host, or valkey.limits_url")
-        used = {row.theirs for row in self._out.rows}
         for budget in _list(limiters.get("budgets")):
             name = budget.get("id")
             for rule in _list(budget.get("rules")):
                 method = rule.get("method")
-                if method is not None and method.text != "*":
-                    self._out.no_equal(rule, f"a limit for {method.text} alone")
-            if budget.path not in used:
-                text = name.text if name is not None else "a budget"
-                self._out.mapped(budget, f"limits of the upstreams and clients that use {text}")
+                if (
+                    method is not None
+                    and method.text != "*"
+                    and rule.path not in {row.theirs for row in self._out.rows}
+                ):
+                    self._out.no_equal(rule, f"a limit for {method.text} alone, of clients or of nobody")
+            text = name.text if name is not None else "a budget"
+            self._out.mapped(budget, f"limits of the upstreams and clients that use {text}")
+
+
+def _rules(budget: Entry) -> list[tuple[Entry, list[str], float]]:
+    """The rules for some methods, with their names and calls per second."""
+    found = []
+    for rule in _list(budget.get("rules")):
+        method, count, period = rule.get("method"), rule.get("maxCount"), rule.get("period")
+        if count is not None and method is not None and method.text != "*":
+            rate = count.number() / max(1e-3, period.seconds() if period is not None else 1.0)
+            found.append((rule, [each.strip() for each in method.text.split("|")], rate))
+    return found
+
+
+def _counts_credits(mode: Entry | None) -> bool:
+    return mode is not None and mode.text == "credit"
 
 
 def _list(entry: Entry | None) -> list[Entry]:

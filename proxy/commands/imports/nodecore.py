@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from proxy.chains.families import family_of
@@ -13,6 +14,8 @@ NAME = "nodecore"
 _CALLS = ("json-rpc", "websocket")
 # CometBFT's JSON-RPC, beside the REST API of the application.
 _TENDERMINT = "tendermint"
+# The interfaces of a node that are chains of their own here: cosmoshub-lcd, tron-evm.
+_BESIDE = {"rest": "lcd", "json-rpc": "evm", "websocket": "evm"}
 # nodecore listens here unless told otherwise.
 _PORT = 9090
 
@@ -137,13 +140,25 @@ class NodecoreImport:
         for connector in self._list(entry.get("connectors")):
             kind, url, headers = connector.get("type"), connector.get("url"), connector.get("headers")
             text = kind.text if kind is not None else "json-rpc"
-            if not _is_served(text, network):
+            served = self._served(text, network)
+            if served is None and network is not None:
                 out.no_equal(connector, f"a {text} connector: upstreams here are {_kind_of(network)}")
                 continue
             out.no_equal(connector.get("response-header-deny"), "headers of replies are Penstock's own")
             given = {**settings, "headers": headers.plain() if headers is not None else None}
             place = next((each for name, each in connector.items() if name == "url"), connector)
-            out.add_upstream(place, network, url.text if url is not None else "", **given)
+            if served is not network:
+                # The methods of its rules are those of the other interface.
+                given |= {"deny": None, "method_rates": None}
+            out.add_upstream(place, served, url.text if url is not None else "", **given)
+
+    def _served(self, connector: str, network: Network | None) -> Network | None:
+        """The network whose upstreams have the interface of the connector: this one, or its neighbour."""
+        if network is None or _is_served(connector, network):
+            return network
+        name = f"{network.chain.name}-{_BESIDE.get(connector, 'none')}/{network.name}"
+        beside = self._out.tables.find_network(name)
+        return beside if beside is not None and _is_served(connector, beside) else None
 
     def _settings(self, entry: Entry, network: Network | None) -> dict[str, Any]:
         out = self._out
@@ -152,16 +167,18 @@ class NodecoreImport:
         out.differs(allow, "methods of config/methods are served; others need a file of your own")
         for _, each in labels:
             each.read()
+        rate, by_method = self._rates(entry, network)
         return {
             "name": name.text if name is not None else "",
             "labels": [f"{key}={each.text}" for key, each in labels][:8],
             "deny": out.methods_like(deny.texts(), network) if deny is not None else None,
-            "requests_per_second": self._rate(entry),
+            "requests_per_second": rate,
+            "method_rates": by_method,
         }
 
-    def _rate(self, entry: Entry) -> float | None:
-        """Requests per second of rules for all methods. Rules of single methods have no equal."""
-        out, found = self._out, []
+    def _rates(self, entry: Entry, network: Network | None) -> tuple[float | None, dict[str, float]]:
+        """Requests per second of rules for all methods, and of those for some."""
+        out, found, by_method = self._out, list[float](), dict[str, float]()
         limit, named = entry.get("rate-limit"), entry.get("rate-limit-budget")
         rules = [] if limit is None else self._list(limit.get("rules"))
         if named is not None:
@@ -170,15 +187,20 @@ class NodecoreImport:
             method, pattern = rule.get("method"), rule.get("pattern")
             requests, period = rule.get("requests"), rule.get("period")
             word = method.text if method is not None else pattern.text if pattern is not None else ""
-            if requests is None or word not in ("*", ".*", ""):
-                out.no_equal(rule, f"a limit for {word} alone")
+            if requests is None:
+                out.no_equal(rule, "has no number of requests")
                 continue
-            found.append(requests.number() / (period.seconds() if period is not None else 1.0))
-            out.mapped(rule, f"requests_per_second = {found[-1]:g}")
+            rate = requests.number() / max(1e-3, period.seconds() if period is not None else 1.0)
+            if word in ("*", ".*", ""):
+                found.append(rate)
+                out.mapped(rule, f"requests_per_second = {rate:g}")
+                continue
+            for name, limit_of_rule in out.method_rates(rule, _names(word), rate, network).items():
+                by_method[name] = min(limit_of_rule, by_method.get(name, limit_of_rule))
         if limit is not None:
             for name in ("auto", "auto-tune"):
                 out.differs(limit.get(name), "the number of calls in flight adapts by itself")
-        return min(found, default=None)
+        return min(found, default=None), by_method
 
     def _rules_of_budget(self, named: Entry) -> list[Entry]:
         for group in self._list(self._document.get("rate-limit")):
@@ -198,6 +220,11 @@ class NodecoreImport:
 
     def _entries(self, entry: Entry | None) -> list[tuple[str, Entry]]:
         return [] if entry is None else entry.items()
+
+
+def _names(pattern: str) -> list[str]:
+    """The methods of a regular expression such as `eth_call|trace_.*`."""
+    return [re.sub(r"[.][*]$", "*", each.strip("^$")) for each in pattern.split("|")]
 
 
 def _has_rest(network: Network | None) -> bool:

@@ -13,11 +13,15 @@ from urllib.parse import urlsplit
 from proxy.chains.registry import Network
 from proxy.commands.imports.documents import Entry, unset_variable
 from proxy.core.node_operators import operator_of
+from proxy.core.routing_rules import fits
 from proxy.settings import Provider, Tables, has_provider
 
 State = Literal["mapped", "differs", "no equal"]
 COLUMNS = ("line", "theirs", "state", "ours")
 BUILT_IN = "built in: needs no settings"
+# Methods that `method_rates` of an upstream can name, and its highest limit.
+_RATED = re.compile(r"[A-Za-z][A-Za-z0-9_]*[*]?")
+_HIGHEST_RATE = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class ImportResult:
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
     upstreams: list[dict[str, Any]] = field(default_factory=list)
     verify: list[dict[str, Any]] = field(default_factory=list)
+    replies: list[dict[str, Any]] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
 
     # Rows
@@ -59,7 +64,8 @@ class ImportResult:
         """Report everything that nothing has read."""
         for entry in document.unread():
             self.no_equal(entry)
-        self.rows.sort(key=lambda row: row.line)
+        # A rule that several upstreams share has one row.
+        self.rows = sorted(dict.fromkeys(self.rows), key=lambda row: row.line)
 
     # Settings
 
@@ -136,6 +142,22 @@ class ImportResult:
         for pattern in patterns:
             found += [name for name in known if fnmatchcase(name, pattern)] if "*" in pattern else [pattern]
         return list(dict.fromkeys(found))
+
+    def method_rates(
+        self, rule: Entry, patterns: Iterable[str], rate: float, network: Network | None
+    ) -> dict[str, float]:
+        """The limit of a rule for each of these methods, and its row. A pattern may end in `*`."""
+        known, wanted = self.tables.methods["evm" if network is None else network.family], list(patterns)
+        found = {each: rate for each in wanted if _RATED.fullmatch(each) and any(fits((each,), name) for name in known)}
+        if not found or len(found) < len(wanted) or not 0 < rate <= _HIGHEST_RATE:
+            self.no_equal(rule, f"{rate:g} calls per second of {', '.join(wanted) or 'no method'}")
+            return {}
+        shown = f"method_rates of {', '.join(found)}: {rate:g}; each upstream has its own count"
+        if len(found) == 1:
+            self.mapped(rule, shown)
+        else:
+            self.differs(rule, f"{shown}, and each of the methods")
+        return found
 
     def add_quorum(self, entry: Entry, network: Network, methods: list[str], agree: int, of: int) -> None:
         """Add verified replies, unless no set of upstreams could fulfil it."""
