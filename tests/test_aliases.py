@@ -9,7 +9,7 @@ import pytest
 from proxy.data_files import CONFIG
 from proxy.errors import StartError
 from proxy.settings import load_aliases, load_with_tables
-from proxy.web.request_targets import RequestTarget, TargetReader
+from proxy.web.request_targets import MOST_PARAMETERS, MOST_SEGMENTS, RequestTarget, TargetReader
 from tests.shipped_tables import TABLES
 
 SHIPPED = sorted(path.stem for path in (CONFIG / "aliases").glob("*.toml"))
@@ -71,6 +71,14 @@ def test_call_to_the_url_of_another_service_has_a_native_target(
     key = KEY if "{key}" in target else ""
     found = reader_of(name).read(target.format(key=KEY), host, "call")
     assert found == RequestTarget(f"/v1/rpc/{network}", path_key=key)
+
+
+@pytest.mark.parametrize(
+    "more", ["&a" * MOST_PARAMETERS, "&%61=%61" * MOST_PARAMETERS, "/" * (MOST_SEGMENTS + 1), "/a" * 4000]
+)
+def test_url_with_too_many_parts_is_not_taken_apart(more: str) -> None:
+    target = f"/main/evm/1{more}" if more.startswith("/") else f"/main/evm/1?secret={KEY}{more}"
+    assert reader_of("erpc", "drpc").read(target, "rpc.example.com", "call").path.startswith("/main/evm/1")
 
 
 @pytest.mark.parametrize(("name", "host", "target", "network"), SOCKETS)

@@ -25,6 +25,9 @@ _REST_KEY = re.compile(r"(/v1/rest/[^/]+/[^/]+)/([^/]+)(/.*)?")
 # A route never begins like a key.
 _KEY_STARTS = ("svc_live_", "svc_test_")
 
+# Segments and parameters of URLs of other services. To split thousands takes the loop's time, before a key is known.
+MOST_SEGMENTS, MOST_PARAMETERS = 16, 128
+
 _LIST_NAME = re.compile(r"(\w+)(?:\[\]|%5[Bb]%5[Dd])", re.ASCII)
 
 
@@ -73,13 +76,17 @@ def read_target(text: str) -> RequestTarget:
     if QUERY_NAME not in unquote(query):
         return RequestTarget(path, query, key)
     parts = [part.partition("=") for part in query.split("&")]
-    named = [(unquote_plus(name) == QUERY_NAME, name + equals + value, value) for name, equals, value in parts]
+    named = [(_is_key(name), name + equals + value, value) for name, equals, value in parts]
     return RequestTarget(
         path,
         "&".join(whole for is_key, whole, _ in named if not is_key),
         key,
         tuple(unquote_plus(value) for is_key, _, value in named if is_key),
     )
+
+
+def _is_key(name: str) -> bool:
+    return name == QUERY_NAME or ("%" in name and unquote_plus(name) == QUERY_NAME)
 
 
 class TargetReader:
@@ -101,6 +108,8 @@ class TargetReader:
 
     def _native(self, aliases: UrlAliases, text: str, host: str, kind: RequestKind) -> RequestTarget | None:
         path, _, query = text.partition("?")
+        if path.count("/") > MOST_SEGMENTS or query.count("&") >= MOST_PARAMETERS:
+            return None
         segments = path.split("/")[1:]
         if not segments or segments[0] in self._own_roots:
             return None

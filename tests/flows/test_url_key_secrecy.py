@@ -89,6 +89,11 @@ ALIAS_URLS = (
     ("x", "/ogrpc?network=atlantis&dkey={key}"),
     ("x", "/ogrpc?network=sepolia&dkey={key}&dkey={key}"),
     ("x", "/queries/sepolia?api-key={key}"),
+    # More parameters and segments than an alias has.
+    ("x", "/main/evm/11155111?secret={key}" + "&a" * 200),
+    ("x", "/main/evm/11155111?" + "a&" * 200 + "secret={key}"),
+    ("x", "/alchemy/eth-sepolia/v2/{key}" + "/a" * 20),
+    ("x", "/alchemy/eth-sepolia/v2/{key}?" + "&".join(["a"] * 200)),
 )
 
 
