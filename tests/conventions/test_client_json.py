@@ -35,7 +35,6 @@ IN_CALLS = {
     "services/rpc/verifier.py msgspec.json.decode(self._params)": "params of a call",
     "services/rpc/filter_ids.py msgspec.json.decode(params, type=list[str])": "4 KiB at most",
     "core/fault_plans.py orjson.loads(body)": "16 KiB at most",
-    "services/rpc/own_methods.py orjson.loads(params)": "16 KiB at most",
     "core/fixed_replies.py orjson.loads(params)": "16 KiB at most, and 256 bytes",
     "core/jsonrpc.py json.loads(body, object_pairs_hook=list, parse_int=str, parse_float=str)": "16 KiB at most",
     "core/webhook_bodies.py msgspec.json.decode(body)": "the body of an event, which is ours",

@@ -14,6 +14,7 @@ import pytest
 from proxy.chains.evm.address import checksum
 from proxy.core.holdings import Transfer
 from proxy.core.transfer_history import CATEGORIES, NAMES, OF_LOGS
+from proxy.services.tokens import token_holders
 from proxy.store.postgres import transfers as store
 from proxy.store.postgres.transfers import BlockRow
 from tests.flows.test_token_reads import Reads, contract, reads
@@ -263,6 +264,17 @@ async def test_holders_are_listed_by_their_sums(database: str) -> None:
         assert listed["holders"] == [{"address": checksum(PEOPLE[3]), "balance": "2000000", "formatted_balance": "2"}]
 
 
+@on_uvloop
+async def test_long_list_of_holders_costs_more_than_the_price(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_holders, "PAID_ROWS", 1)
+    monkeypatch.setattr(token_holders, "ROWS_PER_UNIT", 1)
+    async with history(database, []) as api:
+        for person in PEOPLE:
+            await api.hold([CONTRACTS[0]], person, amount=10**6)
+        reply = await api.get(f"/tokens/ethereum/holders/{checksum(CONTRACTS[0])}")
+        assert int(reply.headers["x-compute-units"]) >= 20 + len(PEOPLE) - 1
+
+
 @pytest.mark.parametrize(
     ("query", "param"),
     [
@@ -325,6 +337,24 @@ async def test_asset_transfers_are_paged_in_alchemys_form(database: str) -> None
 
 
 @on_uvloop
+async def test_every_hundred_transfers_cost_the_same(database: str) -> None:
+    person, other = PEOPLE[:2]
+    found = [
+        Transfer(20, CONTRACTS[0], person, other, 5, 0, "0x" + "ab" * 32, number, 0, 900) for number in range(1, 351)
+    ]
+    async with history(database, found, rpc={"alchemy_methods": True}) as api:
+        costs = []
+        # The first call also describes the token.
+        for count in (1, 1, 100, 101, 200, 350):
+            asked = {"fromAddress": checksum(person), "category": ["erc20"], "maxCount": hex(count)}
+            body = {"jsonrpc": "2.0", "id": 1, "method": "alchemy_getAssetTransfers", "params": [asked]}
+            reply = await send(api, body)
+            assert len(reply.json["result"]["transfers"]) == count
+            costs.append(int(reply.headers["x-compute-units"]))
+        assert costs[1:] == [10, 10, 20, 20, 40]
+
+
+@on_uvloop
 async def test_own_methods_are_called_in_batches_and_refuse_what_is_not_kept(database: str) -> None:
     async with history(database, [], rpc={"alchemy_methods": True}) as api:
         asked = {"fromAddress": checksum(PEOPLE[0]), "category": ["external"]}
@@ -340,6 +370,27 @@ async def test_own_methods_are_called_in_batches_and_refuse_what_is_not_kept(dat
         assert "result" in replies[3]
         balances = await rpc(api, "alchemy_getTokenBalances", checksum(PEOPLE[0]), [checksum(CONTRACTS[0])])
         assert balances["result"]["tokenBalances"][0]["tokenBalance"] == f"0x{1:064x}"
+
+
+@on_uvloop
+async def test_balances_of_as_many_contracts_as_alchemy_takes(database: str) -> None:
+    async with history(database, [], rpc={"alchemy_methods": True}) as api:
+        costs = []
+        for count in (1, 1500):
+            others = [f"0x{number:040x}" for number in range(1, count)]
+            params = [checksum(PEOPLE[0]), [*others, checksum(CONTRACTS[0])]]
+            body = {"jsonrpc": "2.0", "id": 1, "method": "alchemy_getTokenBalances", "params": params}
+            reply = await send(api, body)
+            found = reply.json["result"]["tokenBalances"]
+            assert [each["contractAddress"] for each in found[:-1]] == others
+            assert found[-1]["tokenBalance"] == f"0x{1:064x}"
+            costs.append(int(reply.headers["x-compute-units"]))
+        assert costs[0] == 5
+        assert costs[1] > 50, "the size of the calls and of their result is paid for"
+        values = await rpc(api, "alchemy_getTokenBalances", *[0] * 6000)
+        assert (values["error"]["code"], "values" in values["error"]["message"]) == (-32602, True), values
+        refused = await rpc(api, "alchemy_getTokenBalances", checksum(PEOPLE[0]), ["0x" + "11" * 20] * 1501)
+        assert (refused["error"]["code"], "up to 1500 addresses" in refused["error"]["message"]) == (-32602, True)
 
 
 @on_uvloop

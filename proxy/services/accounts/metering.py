@@ -154,6 +154,11 @@ class Meter:
                 raise
         await self._pay(units)
 
+    async def pay_beyond(self, price: int, units: int) -> None:
+        """Pay for work that the price of the request does not cover: what was prepaid for the rest of it stays spent."""
+        self.used = max(self.used, min(price, self.paid))
+        await self.pay(units)
+
     async def _pay(self, units: int) -> None:
         if not self._turns.line.locked() and self.pay_now(units) is None:
             return

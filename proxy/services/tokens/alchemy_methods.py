@@ -49,7 +49,8 @@ _NAMES = {code: name for name, code in CATEGORIES.items()}
 # Transfers per reply and per page of the index. The price covers one page.
 MOST, PER_PAGE = 1000, 100
 PAGE_UNITS = 10
-MOST_CONTRACTS = 100
+# Contracts of a filter, and of balances: the most that Alchemy takes.
+MOST_CONTRACTS, MOST_BALANCES = 100, 1500
 # 0x and 64 digits.
 _HASH_LENGTH = 66
 _MEMBERS = frozenset(
@@ -101,7 +102,7 @@ class AlchemyMethods:
         start, page, limit = asked.start, None, asked.start.limit
         while len(found) < limit:
             if page is not None:
-                await _pay(PAGE_UNITS)
+                await _pay_for_page()
             start = PageStart(start.after, start.newest_first, min(PER_PAGE, limit - len(found)))
             page = await self._page(network, asked, start)
             _require_kept(network, page, asked.wanted.categories)
@@ -180,7 +181,8 @@ class AlchemyMethods:
         holder, which = _parsed(params[0], "params[0]"), params[1] if len(params) > 1 else "erc20"
         options = params[2] if len(params) > 2 and isinstance(params[2], dict) else {}
         if isinstance(which, list):
-            return await self._balances_of(network, holder, _addresses(which, "params[1]"))
+            contracts = _addresses(which, "params[1]", most=MOST_BALANCES)
+            return await self._balances_of(network, holder, contracts)
         if which not in ("erc20", "DEFAULT_TOKENS"):
             raise InvalidRequest("params[1]: must be erc20, DEFAULT_TOKENS or a list of contracts")
         tokens = (await self.tokens.balances(network, holder))["tokens"]
@@ -241,10 +243,10 @@ class AlchemyMethods:
         return [orjson.Fragment(each) for each in receipts if isinstance(each, bytes)]
 
 
-async def _pay(price: int) -> None:
+async def _pay_for_page() -> None:
     meter = meter_of_task.get()
     if meter is not None:
-        await meter.pay(price)
+        await meter.pay_beyond(PAGE_UNITS, PAGE_UNITS)
 
 
 def _require_kept(network: Network, page: HistoryPage, categories: Sequence[int]) -> None:
@@ -340,9 +342,9 @@ def _address(given: dict[str, Any], name: str) -> bytes | None:
     return None if given.get(name) is None else _parsed(given[name], name)
 
 
-def _addresses(given: Any, name: str) -> tuple[bytes, ...]:
-    if not isinstance(given, list) or len(given) > MOST_CONTRACTS:
-        raise InvalidRequest(f"{name}: must be a list of up to {MOST_CONTRACTS} addresses")
+def _addresses(given: Any, name: str, most: int = MOST_CONTRACTS) -> tuple[bytes, ...]:
+    if not isinstance(given, list) or len(given) > most:
+        raise InvalidRequest(f"{name}: must be a list of up to {most} addresses")
     return tuple(_parsed(each, name) for each in given)
 
 

@@ -51,7 +51,7 @@ class TokenHolders:
             )
         meter = meter_of_task.get()
         if meter is not None and rows > PAID_ROWS:
-            await meter.pay((rows - PAID_ROWS) // ROWS_PER_UNIT)
+            await meter.pay_beyond(meter.paid, (rows - PAID_ROWS) // ROWS_PER_UNIT)
         (shares, total), block = await self.contracts.at_one_block(
             network,
             lambda: self.holdings.largest_holders(network.id, contract, is_fungible=is_fungible, limit=LISTED),
