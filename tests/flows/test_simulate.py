@@ -91,6 +91,22 @@ async def test_simulation_is_one_call_at_the_newest_block_and_paid_as_such() -> 
         assert harness.upstreams[0].calls[-1].params[1] == "0x1"
 
 
+@pytest.mark.parametrize(("count", "block", "units"), [(3, "latest", 30), (10, "latest", 100), (3, "1", 60)])
+@on_uvloop
+async def test_bundle_of_n_transactions_costs_n_times_as_much(count: int, block: str, units: int) -> None:
+    (simulated_block,) = orjson.loads(result([]))
+    simulated_block["calls"] *= count
+    async with scripted_simulation(orjson.dumps([simulated_block])) as harness:
+        reply = await post(harness, "/simulate/ethereum", {"transactions": [PAYMENT] * count, "block": block})
+        assert (reply.status, reply.headers["x-compute-units"]) == (200, str(units))
+        again = await post(harness, "/simulate/ethereum", {"transactions": [PAYMENT] * count, "block": block})
+        assert again.headers["x-compute-units"] == "10"  # From the cache.
+        for value, method in enumerate(("alchemy_simulateAssetChangesBundle", "alchemy_simulateExecutionBundle"), 6):
+            given = [{**PAYMENT, "value": hex(value)}] * count
+            found = await harness.call(method, [given, block if block == "latest" else hex(int(block))])
+            assert ("result" in found.json, found.headers["x-compute-units"]) == (True, str(units)), found
+
+
 @on_uvloop
 async def test_descriptions_of_tokens_are_paid_for_once() -> None:
     async with scripted_simulation(result([MOVED])) as harness:

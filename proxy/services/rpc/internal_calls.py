@@ -61,13 +61,20 @@ class InternalCalls:
         return orjson.loads(await self.raw(network, method, *params, fresh=fresh, is_shared=is_shared))
 
     async def raw(
-        self, network: Network, method: str, *params: Any, fresh: bool = False, is_shared: bool = False
+        self,
+        network: Network,
+        method: str,
+        *params: Any,
+        fresh: bool = False,
+        is_shared: bool = False,
+        pieces: int = 1,
     ) -> bytes:
-        """Like `call`, not decoded: decoding a large result would take the loop's time in one step."""
+        """Like `call`, not decoded: decoding a large result would take the loop's time in one step. `pieces`: how many calls it
+        costs, if it has the work of several in it."""
         route = self.route(network)
         policy, raw = route.policies[method], orjson.dumps(params)
         meter = None if is_shared else meter_of_task.get()
-        price = 0 if meter is None else route.state.price(policy, raw)
+        price = 0 if meter is None else pieces * route.state.price(policy, raw)
         if meter is not None:
             await meter.pay(price)
         pending = PendingReply()

@@ -2,7 +2,7 @@
 
 Nodes run the transactions (`eth_simulateV1`), one after the other, each on what those before it have done. Their logs show the
 changes; contracts describe the tokens. No fees are charged, signatures and nonces are not checked. All calls are paid for at
-their list price.
+their list price, the transactions of one simulation as a call each.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ class Simulations:
         self, network: Network, transactions: Sequence[Mapping[str, str]], block: str
     ) -> tuple[int, list[SimulatedTransaction]]:
         try:
-            raw = await self.calls.raw(network, METHOD, *asset_changes.params_of(transactions, block))
+            asked = asset_changes.params_of(transactions, block)
+            raw = await self.calls.raw(network, METHOD, *asked, pieces=len(transactions))
         except RpcError as exc:
             if is_unsupported(exc):
                 raise CannotSimulate(
