@@ -25,8 +25,9 @@ _READS = ("/chains", "/tokens/", "/nfts/", "/gas/{chain}", "/transfers", "/error
 # Operations that are posted and change nothing.
 _POSTED_READS = ("/simulate",)
 RPC_TOOL = "rpc_call"
-# Longer replies are cut: they would fill the agent's context.
+# Longer replies are cut: they would fill the agent's context. Only the beginning of much longer ones is read.
 MOST_CHARACTERS = 100_000
+MOST_READ = 1 << 20
 REPLY_S = 60.0
 _RPC_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -156,6 +157,8 @@ class ToolCalls:
             )
         except KeyError as exc:
             return ToolReply(f"{exc.args[0]} is required", is_error=True)
+        except _BadArgument as exc:
+            return ToolReply(str(exc), is_error=True)
         except (aiohttp.ClientError, OSError, TimeoutError) as exc:
             return ToolReply(f"the service does not reply ({type(exc).__name__})", is_error=True)
 
@@ -168,7 +171,10 @@ class ToolCalls:
                 f"{method} is not a read. This server was started without --allow-writes, so only reads are allowed",
                 is_error=True,
             )
-        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": list(arguments.get("params") or ())}
+        params = arguments.get("params") or []
+        if not isinstance(params, list | dict):
+            raise _BadArgument("params must be an array, or an object on networks that take one")
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
         private = {"private": "1"} if arguments.get("private") else {}
         return await self._send("POST", f"/v1/rpc/{network}", caller, json=body, params=private)
 
@@ -178,16 +184,24 @@ class ToolCalls:
     async def _read(self, operation: ApiOperation, arguments: Mapping[str, Any], caller: ToolCaller) -> ToolReply:
         path = operation.path
         for name in operation.path_parameters:
-            path = path.replace(f"{{{name}}}", quote(str(arguments[name]), safe=""))
+            path = path.replace(f"{{{name}}}", _segment(name, arguments[name]))
         query = {name: _word(arguments[name]) for name in operation.query if arguments.get(name) is not None}
         body = {"json": arguments["body"]} if operation.method == "POST" else {}
         return await self._send(operation.method, f"/v1{path}", caller, params=query, **body)
 
     async def _send(self, method: str, path: str, caller: ToolCaller, **more: Any) -> ToolReply:
-        async with self.session.request(method, f"{self.url}{path}", headers=caller.headers, **more) as response:
-            data = await response.read()
+        # The key must not follow a redirect to another host.
+        async with self.session.request(
+            method, f"{self.url}{path}", headers=caller.headers, allow_redirects=False, **more
+        ) as response:
+            data = await _beginning(response)
             request_id = response.headers.get("X-Request-Id", "")
             wait = response.headers.get("Retry-After", "")
+        if 300 <= response.status < 400:
+            return ToolReply("the service redirects elsewhere: --url must be its own address", is_error=True)
+        if len(data) > MOST_READ:
+            text = data[:MOST_CHARACTERS].decode("utf-8", "replace")
+            return ToolReply(f"{text}\n… cut: the reply has more than {MOST_READ} bytes. Ask for less, or use pages.")
         try:
             found = orjson.loads(data)
         except ValueError:
@@ -229,7 +243,32 @@ class ToolCalls:
             return await response.text()
 
 
+class _BadArgument(ValueError):
+    """An argument that no request can be made of."""
+
+
+def _segment(name: str, value: Any) -> str:
+    """An argument as a segment of a path. Dots alone would name another path."""
+    text = str(value)
+    if not text.strip("."):
+        raise _BadArgument(f"{name} must not be empty or dots")
+    return quote(text, safe="")
+
+
+async def _beginning(response: aiohttp.ClientResponse) -> bytes:
+    """The body, or a little more than MOST_READ of it."""
+    parts, size = list[bytes](), 0
+    async for part in response.content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > MOST_READ:
+            break
+    return b"".join(parts)
+
+
 def _word(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(_word, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -26,8 +26,6 @@ from proxy.web import api_spec
 KEY_VARIABLE = "API_KEY"
 SERVICE = "http://127.0.0.1:8545"
 SCHEME = "penstock:/"
-# A tool call is small: parameters of a call, or the body of a simulation.
-MOST_BODY = 1 << 20
 # Codes of JSON-RPC 2.0.
 INVALID_PARAMS, INTERNAL_ERROR = -32602, -32603
 INSTRUCTIONS = (
@@ -79,7 +77,9 @@ async def _serve(args: argparse.Namespace, key: str) -> None:
     tools = tools_of(api_spec.load(settings.SCHEMAS), allow_writes=args.allow_writes)
     async with AsyncExitStack() as stack:
         timeout = aiohttp.ClientTimeout(total=REPLY_S)
-        session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout))
+        # Requests are bounded where they come in.
+        connector = aiohttp.TCPConnector(limit=0)
+        session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, timeout=timeout))
         calls = ToolCalls(session, args.url.rstrip("/").removesuffix("/v1"), tools, tables.methods, args.allow_writes)
         server = _server(calls, key)
         await (_serve_http(server, args) if args.http else _serve_stdio(server))
@@ -146,9 +146,9 @@ def _caller(context: Any, key: str) -> ToolCaller:
     request = context.request
     if request is None:
         return ToolCaller(key)
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    bearer = token.strip() if scheme.lower() == "bearer" else ""
-    return ToolCaller(request.headers.get("x-api-key") or bearer, request.client.host if request.client else "")
+    from proxy.commands.agent_http import key_of
+
+    return ToolCaller(key_of(request.headers), request.client.host if request.client else "")
 
 
 async def _serve_stdio(server: Any) -> None:
@@ -158,27 +158,21 @@ async def _serve_stdio(server: Any) -> None:
         await server.run(incoming, outgoing, server.create_initialization_options())
 
 
-class _WithoutQuery:
-    """Serves an application without the queries of requests, and without a slash at the end of their paths. It would repeat
-    both in a redirect, and some clients put a key there."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            path = scope["path"].rstrip("/") or "/"
-            scope = {**scope, "query_string": b"", "path": path, "raw_path": path.encode()}
-        await self._app(scope, receive, send)
-
-
 async def _serve_http(server: Any, args: argparse.Namespace) -> None:
     import uvicorn
 
-    app = server.streamable_http_app(
-        json_response=True, stateless_http=True, host=args.host, max_request_body_size=MOST_BODY
+    from proxy.commands.agent_http import BoundedApp, BoundedConnection
+
+    app = server.streamable_http_app(json_response=True, stateless_http=True, host=args.host)
+    config = uvicorn.Config(
+        BoundedApp(app),
+        host=args.host,
+        port=args.port,
+        http=BoundedConnection,
+        ws="none",
+        log_level="warning",
+        access_log=False,
     )
-    config = uvicorn.Config(_WithoutQuery(app), host=args.host, port=args.port, log_level="warning", access_log=False)
     listening = uvicorn.Server(config)
     sockets = [config.bind_socket()]
     # Clients connect as soon as the address is printed.
