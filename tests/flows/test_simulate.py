@@ -185,6 +185,8 @@ async def test_bad_member_is_named(body: Any, param: str) -> None:
     [
         ("alchemy_simulateAssetChanges", [], "params"),
         ("alchemy_simulateAssetChanges", [{"to": OTHER, "code": "0x"}], "params[0].code"),
+        ("alchemy_simulateAssetChanges", [{"to": OTHER, "x" * 5000: "0x"}], f"params[0].{'x' * 64}"),
+        ("alchemy_getAssetTransfers", [{"x" * 5000: "0x"}], "x" * 64),
         ("alchemy_simulateAssetChanges", [{"to": OTHER}, 5], "params[1]"),
         ("alchemy_simulateAssetChangesBundle", [{"to": OTHER}], "params"),
         ("alchemy_simulateAssetChangesBundle", [[]], "params[0]"),

@@ -121,7 +121,7 @@ def transaction_of(given: Any, name: str) -> dict[str, str]:
             continue
         form = _MEMBERS.get(member)
         if form is None:
-            raise ValueError(f"{name}.{member}: is not a member; use {', '.join(sorted(_MEMBERS))}")
+            raise ValueError(f"{name}.{member[:64]}: is not a member; use {', '.join(sorted(_MEMBERS))}")
         if not isinstance(value, str) or not _FORMS[form].fullmatch(value):
             raise ValueError(f"{name}.{member}: must be {form}")
         found[member] = value

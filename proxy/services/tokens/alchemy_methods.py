@@ -127,7 +127,7 @@ class AlchemyMethods:
 
     async def _asked(self, network: Network, given: dict[str, Any]) -> TransferRequest:
         for name in given.keys() - _MEMBERS:
-            raise InvalidRequest(f"{name}: is not a member; use {', '.join(sorted(_MEMBERS))}")
+            raise InvalidRequest(f"{name[:64]}: is not a member; use {', '.join(sorted(_MEMBERS))}")
         sender, recipient = _address(given, "fromAddress"), _address(given, "toAddress")
         contracts = _addresses(given.get("contractAddresses") or [], "contractAddresses")
         if sender is None and recipient is None and len(contracts) != 1:
