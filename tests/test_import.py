@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import stat
 import tomllib
 from collections.abc import Iterator
@@ -280,7 +281,7 @@ def test_every_line_of_erpc_is_accounted_for(tmp_path: Path) -> None:
     assert by_path["rateLimiters.budgets[0].rules[2]"] == "differs"
     assert by_path["rateLimiters.budgets[0].rules[3]"] == "no equal"
     assert by_path["projects[0].rateLimitBudget"] == "differs"
-    assert 'keys create --account ACCOUNT --name "frontend"' in (tmp_path / "penstock.toml").read_text()
+    assert "keys create --account ACCOUNT --name frontend --allow-in-url" in (tmp_path / "penstock.toml").read_text()
     lines = {row["theirs"]: row["line"] for row in rows}
     text = ERPC.splitlines()
     assert "maxTimeout" in text[lines["server.maxTimeout"] - 1]
@@ -460,9 +461,27 @@ def test_existing_file_is_not_replaced(tmp_path: Path) -> None:
     assert "cannot be read" in command_here("import", str(tmp_path / "none.yaml")).stderr
 
 
+def test_name_of_a_key_is_one_word_of_the_command(tmp_path: Path) -> None:
+    """Nothing in the other gateway's file becomes a command, or a line of the settings."""
+    name = "a\\n[server]\\nport = 1 $(touch x) 'b'"
+    secret = f'{{type: secret, secret: {{id: "{name}", value: x}}}}'
+    text = f"""\
+projects:
+  - id: main
+    auth: {{strategies: [{secret}]}}
+    upstreams: [{{endpoint: "https://a.example", evm: {{chainId: 1}}}}]
+"""
+    found, _ = imported(tmp_path, "erpc.yaml", text)
+    assert "port" not in found.get("server", {})
+    (line,) = [each for each in (tmp_path / "penstock.toml").read_text().splitlines() if "keys create" in each]
+    words = shlex.split(line)
+    assert words[words.index("--name") + 1] == "a [server] port = 1 $(touch x) 'b'"
+
+
 def test_table_is_printed_with_a_summary(tmp_path: Path) -> None:
     (tmp_path / "erpc.yaml").write_text(ERPC)
     done = command_here("import", str(tmp_path / "erpc.yaml"))
     assert done.returncode == 0
     assert "nothing was written: --write penstock.toml writes the settings" in done.stdout
     assert "5 upstreams; " in done.stdout
+    assert "without --allow-in-url" in done.stdout

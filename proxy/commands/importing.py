@@ -149,13 +149,16 @@ def _print_rows(result: ImportResult, args: argparse.Namespace) -> None:
 
 def _print_summary(result: ImportResult, args: argparse.Namespace) -> None:
     counts = {state: sum(row.state == state for row in result.rows) for state in ("mapped", "differs", "no equal")}
-    print(f"\n{len(result.upstreams)} upstreams; " + ", ".join(f"{count} {state}" for state, count in counts.items()))
+    count = len(result.upstreams)
+    print(f"\n{count} upstream{'s' if count != 1 else ''}; " + ", ".join(f"{n} {state}" for state, n in counts.items()))
     if result.commands:
         print("\nkeys to create, once an account exists (`accounts create`):")
         for command in result.commands:
             print(f"  {command}")
+        print("without --allow-in-url, a key works in headers alone, which is safer if all its clients can send them")
     if args.write is None:
         print("\nnothing was written: --write penstock.toml writes the settings")
         return
     print(f"\nwrote {args.write}, readable only by you; set its database.url, then:")
+    print(f"  {args.program} migrate --config {args.write}")
     print(f"  {args.program} check --config {args.write} --connect")

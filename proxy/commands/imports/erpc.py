@@ -164,7 +164,7 @@ class ErpcImport:
                 self._out.add_key(strategy, name.text if name is not None else "imported")
             case "network":
                 cidrs = strategy.get("network", "allowedCIDRs")
-                options = [f"--allow-ip {each}" for each in (cidrs.texts() if cidrs is not None else [])]
+                options = [("--allow-ip", each) for each in (cidrs.texts() if cidrs is not None else [])]
                 self._out.add_key(strategy, "by-address", options)
             case other:
                 self._out.no_equal(strategy, f"{other or 'unknown'} authentication: clients use API keys")

@@ -109,15 +109,15 @@ class NodecoreImport:
                 continue
             out.add_key(key, name.text if name is not None else "imported", self._key_options(key))
 
-    def _key_options(self, key: Entry) -> list[str]:
-        found = []
+    def _key_options(self, key: Entry) -> list[tuple[str, str]]:
+        found = list[tuple[str, str]]()
         for path, option in (
             (("allowed-ips",), "--allow-ip"),
             (("methods", "allowed"), "--allow-method"),
             (("contracts", "allowed"), "--allow-contract"),
         ):
             if (entry := key.get("local", "settings", *path)) is not None:
-                found += [f"{option} {each}" for each in entry.texts()]
+                found += [(option, each) for each in entry.texts()]
         self._out.no_equal(key.get("local", "settings", "methods", "forbidden"), "list the allowed methods instead")
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -22,6 +23,11 @@ BUILT_IN = "built in: needs no settings"
 # Methods that `method_rates` of an upstream can name, and its highest limit.
 _RATED = re.compile(r"[A-Za-z][A-Za-z0-9_]*[*]?")
 _HIGHEST_RATE = 1e6
+
+
+def _quoted(text: str) -> str:
+    """A word of a shell command, in one line."""
+    return shlex.quote(" ".join(text.split()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +187,8 @@ class ImportResult:
                 entry, f"[[verify]] quorum {agree}/{of} on {network.id}; votes count per operator, disputes are errors"
             )
 
-    def add_key(self, entry: Entry, name: str, options: Iterable[str] = ()) -> None:
-        words = " ".join(("penstock keys create --account ACCOUNT --name", json.dumps(name), *options))
-        self.commands.append(words)
+    def add_key(self, entry: Entry, name: str, options: Iterable[tuple[str, str]] = ()) -> None:
+        """A key to create. All three gateways take keys in URLs, so it is allowed there."""
+        given = [word for option, value in (("--name", name), *options) for word in (option, _quoted(value))]
+        self.commands.append(" ".join(("penstock keys create --account ACCOUNT", *given, "--allow-in-url")))
         self.differs(entry, "Penstock makes keys itself: run the command below, and give clients the new key")
