@@ -31,6 +31,7 @@ MODULES = (
     "proxy.core.encodings",
     "proxy.core.latency_histogram",
     "proxy.core.limits",
+    "proxy.core.pace",
     "proxy.core.retry_budget",
     "proxy.core.routing",
     "proxy.core.upstream_health",

@@ -23,6 +23,7 @@ from proxy.core.data_bounds import DataBounds, of_archive
 from proxy.core.fixed_replies import FixedReplies
 from proxy.core.heads import NetworkHead
 from proxy.core.limits import CallRate, ProcessRate
+from proxy.core.pace import MethodLimit
 from proxy.core.rest_routes import RestTransport
 from proxy.core.routing_rules import RoutingRule, RuleTerms
 from proxy.core.upstream_health import UpstreamHealth
@@ -309,8 +310,9 @@ class NetworkBuilder:
             allow=given.allow,
             deny=given.deny,
             rate=self._rate(upstream_id, given.requests_per_second) if given.requests_per_second else None,
-            method_rates={
-                name: self._rate(f"{upstream_id}:{name}", per_second) for name, per_second in given.method_rates.items()
+            method_limits={
+                name: MethodLimit(self._rate(f"{upstream_id}:{name}", per_second), per_second)
+                for name, per_second in given.method_rates.items()
             },
             upstream_id=upstream_id,
             operator=given.operated_by,

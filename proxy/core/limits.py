@@ -60,16 +60,18 @@ class CallRate(Protocol):
 
     def admits(self, now: float) -> bool: ...
     def take(self, now: float) -> None: ...
+    def slow_to(self, cost_s: float) -> None:
+        """From now on, a call costs at least this many seconds of refill."""
 
 
 @final
 class ProcessRate:
     """A `CallRate` that only this process uses."""
 
-    __slots__ = ("_cost_s", "_edge")
+    __slots__ = ("_cost_s", "_edge", "_own_s")
 
     def __init__(self, per_second: float) -> None:
-        self._cost_s = 1.0 / per_second
+        self._cost_s = self._own_s = 1.0 / per_second
         self._edge = 0.0
 
     def __repr__(self) -> str:
@@ -80,6 +82,9 @@ class ProcessRate:
 
     def take(self, now: float) -> None:
         self._edge = edge_after_call(self._edge, now, self._cost_s)
+
+    def slow_to(self, cost_s: float) -> None:
+        self._cost_s = max(self._own_s, cost_s)
 
 
 def edge_after_call(edge: float, now: float, cost_s: float) -> float:

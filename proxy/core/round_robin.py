@@ -32,11 +32,6 @@ class RoundRobin(Generic[T]):
     def count_of(self, client: str) -> int:
         return len(self._queues.get(client, ()))
 
-    def next(self) -> tuple[str, T]:
-        """The client whose turn it is, and its oldest item."""
-        client, queue = next(iter(self._queues.items()))
-        return client, queue[0]
-
     def first_of(self, client: str) -> T | None:
         queue = self._queues.get(client)
         return queue[0] if queue else None

@@ -139,7 +139,7 @@ class UpstreamGroup:
                 or (
                     (member.takes_calls(now) or (needs.softly and member.allows_fallback(now)))
                     and member.affords(needs.method, archive=needs.archive)
-                    and (not member.method_rates or member.admits(needs.method, now))
+                    and (not member.method_limits or member.admits(needs.method, now, softly=needs.softly))
                 )
             )
             and (member.serves_all or member.may_serve(needs.method))
@@ -151,7 +151,7 @@ class UpstreamGroup:
 
     def _second_best(self, now: float, needs: UpstreamNeeds) -> list[UpstreamHealth]:
         """The members that meet the needs after the fewest concessions."""
-        is_any_soft = bool([member for member in self.members if member.is_soft or now < member.rests_until])
+        is_any_soft = bool([member for member in self.members if member.is_soft or member.may_rest(now)])
         for concession in CONCESSIONS:
             needs.concede(concession)
             fit = self._fit(now, needs)

@@ -12,10 +12,10 @@ upstream rejects, crashes on, or works on for minutes; and one attacker may have
 when no call caused the failure (a refused connection), or when our own polls for the upstream's head fail too. Otherwise it
 opens *softly*: the upstream is avoided while another one takes calls, and used as before when none does.
 
-*Rate limits.* An upstream that answers 429 rests for as long as it asks, up to LONGEST_REST_S, while others take its calls. If
-no other upstream can, refusing every call would turn one second of a rate limit into an outage. So a trial call is sent now and
-then; the time between trials doubles with each one that is refused. From the first 429 on, the upstream gets no more calls per
-second than it has answered. This *pace* rises slowly, and ends after PACED_S without a 429.
+*Rate limits.* An upstream that answers 429 rests, while others take its calls, and then gets calls at a pace that rises slowly
+(`pace.py`). If no other upstream takes the calls, refusing every one would turn one second of a rate limit into an outage. So a
+trial call is sent now and then. If the settings limit the method (`method_rates`), the 429 counts for that limit alone: other
+methods go on, and if they are limited too, their own 429s show it.
 
 *Methods.* An upstream that replies "method not found" is avoided for that method while another one takes the call. The reply
 counts neither as a success, which would favour the upstream for its speed, nor as a failure.
@@ -31,6 +31,7 @@ from proxy.core.data_bounds import DataBounds
 from proxy.core.latency_histogram import LatencyHistogram
 from proxy.core.limits import TOLERANCE_S, CallRate
 from proxy.core.method_patterns import fitting_value
+from proxy.core.pace import LONGEST_REST_S, SAMPLE_S, MethodLimit, Pace
 
 # The weight of a new value in the averages: they cover about the last twenty calls.
 FOLLOW = 0.05
@@ -48,24 +49,6 @@ FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 # How long an upstream is passed over for a method that it does not have. It may be upgraded meanwhile.
 LACKING_S = 300.0
-# The longest Retry-After that is obeyed. A longer one is most likely a mistake.
-LONGEST_REST_S = 300.0
-# The first trial during a rest. Each one that is refused doubles the time to the next, up to the whole rest.
-FIRST_TRIAL_S = 0.25
-# The pace of an upstream that limits our rate is PACE_PART of the calls per second that it answered lately. The first pace is
-# at least FIRST_PACE, because the upstream may have had few calls, or may be busy with those of others. After another 429, the
-# pace is at most SLOWER times the one before, and at least LEAST_PACE. It ends after PACED_S without a 429.
-PACE_PART, FIRST_PACE, SLOWER = 0.9, 10.0, 0.7
-LEAST_PACE = 1.0
-PACED_S = 60.0
-# The factor by which the pace rises in each second: while the limit is unknown, below the limit, and above it. The limit
-# becomes known with the second 429.
-SEEKING, NEARING, BEYOND = 2.0, 1.2, 1.05
-# Calls that may go out at once: the pace of this many seconds, or one call.
-PACE_BURST_S = 0.5
-# Answered calls are sampled at this interval, to compute the pace.
-SAMPLE_S = 1.0
-
 # After this many replies that other upstreams or the chain's hashes contradicted, an upstream gets no calls for this long.
 CONTRADICTIONS = 3
 # Added to the tier of an upstream whose soft budget is used up: above all tiers of the settings.
@@ -94,24 +77,11 @@ class UpstreamHealth:
     # The breaker: open until `paused_until`, then one call until `trial_until`. `is_soft`: because of what clients sent.
     pause_s = 0.0
     paused_until = 0.0
-    rests_until = 0.0
     trial_until = 0.0
     is_soft = False
-    # During a rest: when the next trial is allowed, the time between the last two, and whether one is under way.
-    try_rest_at = 0.0
-    trial_gap_s = 0.0
-    tries_rest = False
-    # Its pace as the seconds between two calls, or 0.0; the time up to which calls have used it; and the last 429.
-    pace_s = 0.0
-    pace_edge = 0.0
-    # The most calls per second that it may take, as far as is known; 0.0 if it is not.
-    pace_limit = 0.0
-    limited_at = 0.0
-    # The calls that were answered, at the last two samples.
+    # When the paces of its methods were sampled, and until when one of its methods rests at most.
     sampled_at = 0.0
-    sampled_good = 0
-    sampled_before_at = 0.0
-    sampled_before_good = 0
+    methods_rest_until = 0.0
     # Writes in a row that got no valid reply, and until when other upstreams are preferred for them.
     writes_failed = 0
     writes_paused_until = 0.0
@@ -161,7 +131,7 @@ class UpstreamHealth:
         allow: Iterable[str] = (),
         deny: Iterable[str] = (),
         rate: CallRate | None = None,
-        method_rates: Mapping[str, CallRate] | None = None,
+        method_limits: Mapping[str, MethodLimit] | None = None,
         upstream_id: str = "",
         operator: str = "",
         operator_name: str = "",
@@ -204,16 +174,18 @@ class UpstreamHealth:
         self.latencies = LatencyHistogram()
         # The upstream's own limit, if it has one. All workers of the host share it.
         self.rate = rate
+        # Learnt from its 429s.
+        self.pace = Pace()
         # Its limits of single methods, by name or pattern, and those that hold for methods that were called.
-        self.method_rates = method_rates or {}
-        self._rates_of_methods: dict[str, CallRate | None] = {}
+        self.method_limits = method_limits or {}
+        self._limits_of_methods: dict[str, MethodLimit | None] = {}
         # Counts what its provider bills; None if its calls cost nothing.
         self.meter = meter
         # The rules whose limits it exceeds, as texts for operators.
         self.exclusions: tuple[str, ...] = ()
         # Whether calls may be sent without the checks of `takes_calls`, and are not counted by a meter. Cleared by events that
         # add a check; `refresh` updates it.
-        self.free = rate is None and meter is None and not self.method_rates and not self.withheld
+        self.free = rate is None and meter is None and not self.method_limits and not self.withheld
 
     def __repr__(self) -> str:
         figures = f"{self.latency_s * 1000:.1f} ms, {self.inflight} in flight, {self.failing_share:.0%} failing"
@@ -243,7 +215,10 @@ class UpstreamHealth:
         """A batch under way that was counted as one call is from now on counted by its calls."""
         self.inflight += calls - 1
 
-    def succeeded(self, took_s: float) -> None:
+    def succeeded(self, took_s: float, method: str = "") -> None:
+        """A call had a good reply. `method` is needed if the method may have a limit."""
+        if self.method_limits and method and (limit := self.limit_of(method)) is not None:
+            limit.succeeded()
         self.good += 1
         self.calls += 1
         self.failures_in_a_row = 0
@@ -252,9 +227,9 @@ class UpstreamHealth:
         if self.is_soft:
             self.is_soft = False
             self.paused_until = self.rests_until
-        if self.tries_rest:
-            self.tries_rest = False
-            self.trial_gap_s = self.rests_until = self.paused_until = 0.0
+        if self.pace.is_tried:
+            self.pace.rest_ended()
+            self.paused_until = 0.0
         self.failing_share -= FOLLOW * self.failing_share
         self.latency_s += FOLLOW * (took_s - self.latency_s)
         self.latencies.add(took_s)
@@ -270,7 +245,7 @@ class UpstreamHealth:
         """It returned a server error, which the call may have caused. A trial ends; the next call is another trial."""
         self.bad += 1
         self.trial_until = 0.0
-        self.tries_rest = False
+        self.pace.trial_failed()
 
     def failed(self, now: float, *, by_call: bool = False) -> None:
         """A call failed. `by_call`: the call itself may be the cause."""
@@ -280,7 +255,7 @@ class UpstreamHealth:
     def count_failure(self, now: float, *, by_call: bool = False) -> None:
         """Count a failure for the breaker: a call failed, or got a server error while another upstream answered it."""
         self.calls += 1
-        self.tries_rest = False
+        self.pace.trial_failed()
         self.failures_in_a_row += 1
         self.failing_share += FOLLOW * (1.0 - self.failing_share)
         failing = self.calls >= ENOUGH_CALLS and self.failing_share > FAILING_SHARE
@@ -328,42 +303,18 @@ class UpstreamHealth:
 
     def rest(self, now: float, for_s: float) -> None:
         """The upstream asked for a pause (429 with Retry-After): that is not a failure."""
-        for_s = min(for_s, LONGEST_REST_S)
-        if self.tries_rest:
-            self.tries_rest = False
-            self.trial_gap_s = min(2 * self.trial_gap_s, for_s)
-            self.try_rest_at = now + self.trial_gap_s
-        elif now >= self.rests_until:  # Not a call that was under way when the rest began.
-            self._slow_down(now)
-            self.trial_gap_s = min(FIRST_TRIAL_S, for_s)
-            self.try_rest_at = now + self.trial_gap_s
-        self.limited_at = now
-        self.rests_until = max(self.rests_until, now + for_s)
+        self.pace.limited(now, for_s, self.good)
         self.paused_until = max(self.paused_until, self.rests_until)
         self.free = False
 
-    def _slow_down(self, now: float) -> None:
-        """Set the pace from the calls that were answered lately, below the last pace. If none was answered, the upstream
-        refuses every call for a while, which is no sign of its limit: the pace stays."""
-        elapsed_s = min(max(now - self.sampled_before_at, SAMPLE_S), 2 * SAMPLE_S)
-        pace = PACE_PART * (self.good - self.sampled_before_good) / elapsed_s
-        if self.pace_s and not pace:
+    def limited(self, method: str, now: float, for_s: float) -> None:
+        """It answered a call of the method with a 429."""
+        limit = self.limit_of(method) if self.method_limits else None
+        if limit is None:
+            self.rest(now, for_s)
             return
-        if self.pace_s:
-            self.pace_limit = 1.0 / self.pace_s
-            self.pace_s = 1.0 / max(min(pace, SLOWER * self.pace_limit), LEAST_PACE)
-        else:
-            self.pace_limit = 0.0
-            self.pace_s = 1.0 / max(pace, FIRST_PACE)
-
-    def _sample(self, now: float) -> None:
-        """Sample the answered calls, and raise the pace while there is no 429."""
-        self.sampled_before_at, self.sampled_before_good = self.sampled_at, self.sampled_good
-        self.sampled_at, self.sampled_good = now, self.good
-        if self.pace_s and now >= self.rests_until:
-            rises = BEYOND if self.pace_limit * self.pace_s <= 1.0 else NEARING
-            rises = rises if self.pace_limit else SEEKING
-            self.pace_s = 0.0 if now - self.limited_at > PACED_S else self.pace_s / rises
+        limit.limited(now, for_s)
+        self.methods_rest_until = max(self.methods_rest_until, limit.pace.rests_until)
 
     def cordon(self, *, cordoned: bool, now: float) -> None:
         """An operator cordons or uncordons the upstream. Calls under way are completed."""
@@ -422,11 +373,14 @@ class UpstreamHealth:
         """Called regularly and after changes: pauses end by the clock, so `free` and `withheld` are computed again."""
         self.withheld = self.share == 0.0 or self._is_out(now)
         if now - self.sampled_at >= SAMPLE_S:
-            self._sample(now)
+            self.sampled_at = now
+            self.pace.sample(now, self.good)
+            for limit in self.method_limits.values():
+                limit.sample(now)
         self.free = now >= self.paused_until and not (
-            self.pause_s or self.pace_s or self.rate is not None or self.meter is not None or self.withheld
+            self.pause_s or self.pace.cost_s or self.rate is not None or self.meter is not None or self.withheld
         )
-        if self.cordoned_methods or self.method_rates:
+        if self.cordoned_methods or self.method_limits:
             self.free = False  # The short path does not check methods.
 
     def _is_out(self, now: float) -> bool:
@@ -498,7 +452,7 @@ class UpstreamHealth:
             return False
         if self.rate is not None and not self.rate.admits(now):
             return False
-        if self.pace_s and self._edge_after_call(now) > now + TOLERANCE_S:
+        if self.pace.cost_s and self.pace.edge_after_call(now) > now + TOLERANCE_S:
             return False
         return not self.pause_s or now >= self.trial_until
 
@@ -510,46 +464,55 @@ class UpstreamHealth:
         """Whether its budget has credits for a call."""
         return self.meter is None or self.meter.affords(method, archive=archive)
 
-    def admits(self, method: str, now: float) -> bool:
-        """Whether its limit of the method, if it has one, allows a call."""
-        rate = self.rate_of(method) if self.method_rates else None
-        return rate is None or rate.admits(now)
+    def admits(self, method: str, now: float, *, softly: bool = False) -> bool:
+        """Whether its limit of the method, if it has one, allows a call. `softly`: no other upstream takes it."""
+        limit = self.limit_of(method) if self.method_limits else None
+        return limit is None or limit.admits(now, softly=softly)
 
-    def rate_of(self, method: str) -> CallRate | None:
+    def limit_of(self, method: str) -> MethodLimit | None:
         """Its limit of the method. Methods come from the family's table, so this is bounded."""
-        if method not in self._rates_of_methods:
-            self._rates_of_methods[method] = fitting_value(self.method_rates, method)
-        return self._rates_of_methods[method]
+        if method not in self._limits_of_methods:
+            self._limits_of_methods[method] = fitting_value(self.method_limits, method)
+        return self._limits_of_methods[method]
 
-    def _edge_after_call(self, now: float) -> float:
-        return max(self.pace_edge, now - max(PACE_BURST_S, self.pace_s)) + self.pace_s
+    @property
+    def rests_until(self) -> float:
+        return self.pace.rests_until
 
-    def is_limited(self, now: float) -> bool:
-        """Whether it takes fewer calls than it could because it limits our rate."""
-        return not self.withheld and (now < self.rests_until or self.pace_s > 0.0)
+    def may_rest(self, now: float) -> bool:
+        """Whether it, or one of its methods, rests after a 429."""
+        return now < self.pace.rests_until or now < self.methods_rest_until
+
+    def is_limited(self, method: str, now: float) -> bool:
+        """Whether it takes fewer calls of the method than it could because it limits our rate."""
+        if self.withheld:
+            return False
+        limit = self.limit_of(method) if self.method_limits else None
+        return now < self.rests_until or self.pace.cost_s > 0.0 or (limit is not None and limit.is_limited(now))
 
     def allows_fallback(self, now: float) -> bool:
         """Whether a call can go here that finds no upstream with a closed breaker."""
         if self.withheld or (self.rate is not None and not self.rate.admits(now)):
             return False
         if now < self.rests_until:
-            return now >= self.try_rest_at and not self.tries_rest
+            return self.pace.allows_trial(now)
         return self.is_soft
 
     def begin_method(self, method: str, now: float) -> None:
         """Charge a call that `begin` counts to the limit of its method, if it has one."""
-        rate = self.rate_of(method)
-        if rate is not None:
-            rate.take(now)
+        limit = self.limit_of(method)
+        if limit is not None:
+            limit.begin(now)
 
     def begin(self, now: float) -> None:
         self.inflight += 1
         if self.rate is not None:
             self.rate.take(now)
-        if self.pace_s:
-            self.pace_edge = self._edge_after_call(now)
-            if now < self.rests_until:
-                self.tries_rest = True
+        pace = self.pace
+        if pace.cost_s:
+            pace.edge = pace.edge_after_call(now)
+            if now < pace.rests_until:
+                pace.trial_began(now)
         if self.pause_s:
             self.trial_until = now + max(self.pause_s, 1.0)
 

@@ -23,7 +23,7 @@ def test_client_that_is_served_out_of_turn_comes_last() -> None:
     queue = filled("a1 b1 b2 c1")
     assert queue.pop("b") == "b1"
     assert [*queue] == ["a", "c", "b"]
-    assert queue.next() == ("a", "a1")
+    assert queue.first_of("a") == "a1"
 
 
 def test_item_is_discarded_once() -> None:

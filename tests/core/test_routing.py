@@ -14,14 +14,13 @@ from proxy.core.credits import CallPrices, CreditMeter, CreditTable
 from proxy.core.data_bounds import DATA_INDEX, DataBounds
 from proxy.core.latency_histogram import ENOUGH_SAMPLES, FORGET_AT
 from proxy.core.limits import ProcessRate
+from proxy.core.pace import LONGEST_REST_S, PACED_S
 from proxy.core.retry_budget import OWN_RETRIES, OWN_RETRIES_PER_S, RetryBudget
 from proxy.core.routing import HEDGE_CEILING_S, HEDGE_FLOOR_S, UpstreamGroup
 from proxy.core.upstream_health import (
     FAILURES_IN_A_ROW,
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
-    LONGEST_REST_S,
-    PACED_S,
     Standing,
     UpstreamHealth,
 )

@@ -17,6 +17,7 @@ MORE = """
 network = "ethereum/hoodi"
 url = "{upstream_url}"
 requests_per_second = {rate}
+method_rates = {{ eth_getCode = {rate} }}
 [valkey]
 limits_url = "{limits_url}"
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,9 +76,11 @@ class Fleet:
         """Make this many calls on every host at the same time, each on its own connection; the statuses by host."""
         return await asyncio.gather(*(self.calls(host, key, count, network) for host in self.gateways.hosts))
 
-    async def calls(self, host: Production, key: str, count: int, network: str = SEPOLIA) -> list[int]:
+    async def calls(
+        self, host: Production, key: str, count: int, network: str = SEPOLIA, *, call: Callable[[], bytes] = fresh_call
+    ) -> list[int]:
         clients = [await HttpClient.open(host.port) for _ in range(count)]
-        data = [post(fresh_call(), key=key, network=network) for _ in clients]
+        data = [post(call(), key=key, network=network) for _ in clients]
         replies = await asyncio.gather(*(client.send(each) for client, each in zip(clients, data, strict=True)))
         for client in clients:
             await client.close()

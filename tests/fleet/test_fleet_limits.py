@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import Counter
 
 import pytest
+from aiohttp import web
 
 from tests.fleet.gateways import LIMITED, UPSTREAM_RATE, Fleet
+from tests.flows.production import Production
+from tests.http_client import rpc
 from tests.service import until
 
 # Limits of the free plan.
 RATE = 10
 ROUNDS = 4
+_serial = itertools.count(1)
 
 
 async def test_key_gets_its_limit_once_over_all_hosts(fleet: Fleet) -> None:
@@ -72,6 +77,45 @@ async def test_limit_of_an_upstream_holds_over_all_hosts(fleet: Fleet) -> None:
         assert sent <= UPSTREAM_RATE * (1 + time.monotonic() - began) + len(fleet.gateways.hosts)
         most = max(most, sent)
     assert most >= UPSTREAM_RATE // 2
+
+
+async def test_learnt_limit_of_a_method_holds_over_all_hosts(fleet: Fleet) -> None:
+    """The provider allows fewer calls of the method than the settings say. Each host learns that, and they share the rest."""
+    key, allowed = await fleet.key("enterprise"), 6
+    served, refused = list[float](), list[float]()
+    echo = fleet.limited.act
+
+    async def act(call: dict[str, object]) -> web.StreamResponse:
+        now = time.monotonic()
+        if call["method"] != "eth_getCode":
+            return await echo(call)
+        is_above = sum(at > now - 1.0 for at in served) >= allowed
+        (refused if is_above else served).append(now)
+        return web.Response(status=429, headers={"Retry-After": "1"}) if is_above else await echo(call)
+
+    def code() -> bytes:
+        return rpc("eth_getCode", [f"0x{next(_serial):040x}", "latest"])
+
+    async def demand(host: Production) -> None:
+        while time.monotonic() < end:
+            await fleet.calls(host, key, 2, LIMITED, call=code)
+
+    fleet.limited.act = act
+    try:
+        began = time.monotonic()
+        end = began + 12.0
+        async with asyncio.TaskGroup() as tasks:
+            for host in fleet.gateways.hosts:
+                tasks.create_task(demand(host))
+    finally:
+        fleet.limited.act = echo
+    late = [at for at in refused if at > end - 6.0]
+    assert served
+    assert refused, "the limit has to be found"
+    assert len(late) <= 15, "hosts that shared nothing would send the declared 20 calls of each second"
+    assert len([at for at in served if at > end - 6.0]) >= 6 * allowed // 3
+    statuses = await fleet.calls(fleet.gateways.hosts[0], key, 2, LIMITED)
+    assert statuses == [200, 200], "other methods are not limited"
 
 
 @pytest.mark.parametrize("fault", ["frozen", "stopped"])

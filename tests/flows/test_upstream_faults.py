@@ -279,6 +279,33 @@ async def test_limit_of_a_method_holds_for_batches_and_the_only_upstream() -> No
         assert 0 < good == harness.upstreams[0].count("eth_getBalance") <= 5 + 5 * (time.monotonic() - began) + 1
 
 
+@on_uvloop
+async def test_limit_of_a_method_is_learnt_from_refusals_while_other_methods_go_on() -> None:
+    """The provider allows fewer calls of a method than the settings say."""
+    allowed, served = 10, list[float]()
+
+    def limited(_: list[Any]) -> Any:
+        now = time.monotonic()
+        if sum(at > now - 1.0 for at in served) >= allowed:
+            raise Refused(-32005, "too many requests per second")
+        served.append(now)
+        return "0x1"
+
+    async with rpc_harness(1, options=[{"method_rates": {"eth_getBalance": 200.0}}]) as harness:
+        only, health = harness.upstreams[0], harness.route.upstreams[0].health
+        only.answers["eth_getBalance"] = limited
+        began, good = time.monotonic(), 0
+        for number in range(60):
+            good += "result" in (await harness.call("eth_getBalance", [ADDRESS, hex(number)])).json
+            assert await harness.result("eth_getCode", [ADDRESS, hex(number)])
+            assert not health.is_limited("eth_getCode", time.monotonic())
+            await harness.look()
+        took_s = time.monotonic() - began
+        assert good >= 55, "calls wait for the limit, as they do for that of the whole upstream"
+        assert took_s > 60 / allowed - 2.0
+        assert only.count("eth_getBalance") - len(served) <= 2 * took_s + 3, "few calls were refused"
+
+
 @pytest.mark.parametrize(
     ("code", "message", "blamed"),
     [(-32000, "missing trie node 00ff", False), (-32601, "the method is not available", False), (-32603, "oops", True)],

@@ -162,7 +162,8 @@ class Dispatcher(FlightHandler):
         name, archive = flight.policy.method.name, flight.call.archive
         for upstream in self.state.upstreams:
             health = upstream.health
-            meter, rate = health.meter, health.rate_of(name) if not health.admits(name, began) else health.rate
+            meter, limit = health.meter, None if health.admits(name, began) else health.limit_of(name)
+            rate = health.rate if limit is None else limit.rate
             may_wait = meter is not None and _monotonic() - began < LONGEST_LEASE_S
             if may_wait and meter is not None and meter.may_wait(name, archive=archive) and meter.budget is not None:
                 meter.budget.when_leased(partial(self._after_lease, flight, began))
@@ -213,7 +214,7 @@ class Dispatcher(FlightHandler):
             reason = Unavailable(self._message("the budget of the upstream is used up"), reason="upstream")
             self._after_failure(flight, now, reason, sent=False)
             return
-        if health.method_rates and not health.admits(policy.method.name, now):
+        if health.method_limits and not health.admits(policy.method.name, now, softly=True):
             message = self._message(f"the upstream's limit of {policy.method.name} is reached")
             self._after_failure(flight, now, Unavailable(message, reason="upstream"), sent=False)
             return
@@ -349,7 +350,7 @@ class Dispatcher(FlightHandler):
         if not reply.result:
             self._on_error(flight, reply, upstream, now, took_s)
             return
-        upstream.health.succeeded(took_s)
+        upstream.health.succeeded(took_s, policy.method.name)
         if flight.suspects:
             flight.blame_suspects(now)
         if policy.method.empty and is_doubtful(self.state, flight, upstream, reply.result):
@@ -447,7 +448,7 @@ class Dispatcher(FlightHandler):
 
     def rate_limited(self, flight: Flight, upstream: Upstream, now: float, headers: ReplyHeaders) -> None:
         """The upstream limits our rate. This does not count as a failure."""
-        upstream.health.rest(now, headers.retry_after_s or 1.0)
+        upstream.health.limited(flight.policy.method.name, now, headers.retry_after_s or 1.0)
         flight.billed_as(upstream, str(headers.status))
         flight.note(upstream, flight.last_began, now, f"rate limited, HTTP status {headers.status}")
         # RFC 6585, 4: a 429 refuses the request, so a write was not executed. A private one is still for this upstream alone.
@@ -582,7 +583,7 @@ class Dispatcher(FlightHandler):
     def on_end(self, flight: Flight, connection: UpstreamConnection) -> None:
         began = flight.ended(connection.upstream)
         now = _monotonic()
-        connection.upstream.health.succeeded(now - began)
+        connection.upstream.health.succeeded(now - began, flight.policy.method.name)
         flight.blame_suspects(now)
         self.state.unregister(flight)
         flight.end_stream()
@@ -661,7 +662,8 @@ def _chosen(state: NetworkState, call: Call, now: float, tried: int) -> Upstream
     if (only := state.only) is not None:
         health = only.health
         takes_calls = health.takes_calls(now) or health.allows_fallback(now)
-        takes_calls = takes_calls and health.affords(name, archive=call.archive) and health.admits(name, now)
+        takes_calls = takes_calls and health.affords(name, archive=call.archive)
+        takes_calls = takes_calls and health.admits(name, now, softly=True)
         takes_calls = takes_calls and (
             call.oldest < 0 or health.bounds.holds(call.policy.data, call.oldest, health.head)
         )
@@ -787,14 +789,14 @@ def judge_error(flight: Flight, error: bytes, upstream: Upstream, now: float, to
     flight.note(upstream, flight.last_began, now, f"error: {verdict.kind}")
     flight.billed_as(upstream, outcome_of_error(verdict.kind))
     if verdict.wants_rest:
-        health.rest(now, 1.0)
+        health.limited(policy.method.name, now, 1.0)
         note_capacity(upstream, verdict.message, now)
     elif verdict.blame:
         flight.suspect(upstream)
     elif verdict.kind == "unsupported":
         health.method_unsupported(policy.method.name, now, certainly=verdict.lacks_method)
     else:
-        health.succeeded(took_s)
+        health.succeeded(took_s, policy.method.name)
         flight.blame_suspects(now)
     return verdict
 

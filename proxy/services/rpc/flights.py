@@ -255,7 +255,7 @@ class Flight:
         if health.head < self.block or health.ahead:
             self.block = 0 if health.ahead else health.head
         health.begin(now)
-        if health.method_rates:
+        if health.method_limits:
             health.begin_method(self.policy.method.name, now)
         if health.meter is not None:
             self.add_cost(health.meter.began(self._spender(), archive=self.call.archive))

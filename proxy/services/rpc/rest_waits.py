@@ -42,7 +42,7 @@ class RestWaits:
         until = flight.began + min(WAIT_S, WAIT_PART * dispatcher.call_timeout_s)
         method = flight.policy.method.name
         members = dispatcher.state.group.members
-        may_help = now < until and any(each.is_limited(now) and each.may_serve(method) for each in members)
+        may_help = now < until and any(each.is_limited(method, now) and each.may_serve(method) for each in members)
         if not may_help or not self._permits.take(flight.client):
             return False
         self._waiting.add(flight.client, (dispatcher, flight, until))
@@ -59,17 +59,31 @@ class RestWaits:
                 dispatcher, flight = self._pop(client)
                 if not flight.done:
                     dispatcher.refuse(flight)
-        while self._waiting:
-            client, (dispatcher, flight, _) = self._waiting.next()
+        full: set[str] = set()
+        while self._send_round(now, full):
+            pass
+        if self._waiting and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(CHECK_S, self._release)
+
+    def _send_round(self, now: float, full: set[str]) -> bool:
+        """Send one call of each account, unless no upstream takes calls of its method: those are added to `full`. Returns
+        whether one was sent."""
+        found = False
+        for client in [*self._waiting]:
+            first = self._waiting.first_of(client)
+            if first is None or first[1].policy.method.name in full:
+                continue
+            dispatcher, flight, _ = first
             upstream = None if flight.done else dispatcher.choose(flight.call, now, flight.call.excluded)
             if upstream is None and not flight.done:
-                break
+                full.add(flight.policy.method.name)
+                continue
             self._pop(client)
             if upstream is not None:
                 flight.start_over()
                 dispatcher.send(flight, upstream, now)
-        if self._waiting and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(CHECK_S, self._release)
+                found = True
+        return found
 
     def _pop(self, client: str) -> tuple[Dispatcher, Flight]:
         dispatcher, flight, _ = self._waiting.pop(client)

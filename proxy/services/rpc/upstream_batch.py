@@ -38,8 +38,8 @@ def launch_all(dispatcher: Dispatcher, flights: Sequence[Flight], now: float) ->
     else:
         health = upstream.health
         together = [flight for flight in together if health.may_serve(flight.policy.method.name)]
-        if health.method_rates:  # Each of them is admitted by itself.
-            together = [flight for flight in together if health.rate_of(flight.policy.method.name) is None]
+        if health.method_limits:  # Each of them is admitted by itself.
+            together = [flight for flight in together if health.limit_of(flight.policy.method.name) is None]
         together = [flight for flight in together if not health.head or health.head >= flight.call.least_head]
         if health.meter is not None and health.meter.budget is not None and health.meter.budget.hard:
             together = _afforded(together, health.meter, health.meter.budget.left)

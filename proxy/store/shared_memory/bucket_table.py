@@ -80,12 +80,13 @@ class SharedRate:
         self._tag = table.tag_of(name)
         self._per_second = per_second
         self._hosts = hosts
+        self._least_s = 0.0
 
     def __repr__(self) -> str:
         return f"<SharedRate {1.0 / self._cost_s():g}/s>"
 
     def _cost_s(self) -> float:
-        return self._hosts() / self._per_second
+        return max(self._hosts() / self._per_second, self._least_s)
 
     def admits(self, now: float) -> bool:
         edge = limits.edge_after_call(self._table.edge(self._tag), now, self._cost_s())
@@ -93,3 +94,6 @@ class SharedRate:
 
     def take(self, now: float) -> None:
         self._table.charge(self._tag, now, self._cost_s())
+
+    def slow_to(self, cost_s: float) -> None:
+        self._least_s = cost_s

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import hiredis
 
@@ -53,6 +53,14 @@ class BucketAsks:
         needs = [need for need, _ in waiting]
         need = (max(requests, sum([each[0] for each in needs])), max(units, sum([each[1] for each in needs])))
         return need, [again for _, again in waiting]
+
+
+class SentAsk(NamedTuple):
+    """An ask under way: when it was sent, what one request and one unit cost then, and the calls that wait for the reply."""
+
+    at: float
+    costs: Need
+    waiting: list[Callable[[], None]]
 
 
 class LeaseClient:
@@ -129,33 +137,35 @@ class LeaseClient:
             return
         rate, guard = self._buckets.rates[bucket_index]
         found = self._buckets.report(rate, guard, now, need, 0.0 if is_report else self._ahead_s())
-        words = (LEASE, "1", self._key_of(bucket_index), f"{rate.request_s:.9g}", f"{rate.unit_s:.9g}", *_texts(found))
+        sent = SentAsk(now, (rate.request_s, rate.unit_s), waiting)
+        words = (LEASE, "1", self._key_of(bucket_index), *(f"{cost:.9g}" for cost in sent.costs), *_texts(found))
         asks.under_way += 1
         asks.asked_at = now
         self.asked += 1
-        self._link.send(("FCALL", *words), lambda reply: self._on_reply(bucket_index, now, reply, waiting))
+        self._link.send(("FCALL", *words), lambda reply: self._on_reply(bucket_index, sent, reply))
 
     def _ahead_s(self) -> float:
         return max(AHEAD_S, AHEAD_ROUND_TRIPS * self._link.round_trip_s)
 
-    def _on_reply(self, bucket_index: int, sent_at: float, reply: Any, waiting: list[Callable[[], None]]) -> None:
+    def _on_reply(self, bucket_index: int, sent: SentAsk, reply: Any) -> None:
         """Let the waiting calls try again, in their order. Those that still need a lease wait again."""
         asks = self._asks[bucket_index]
         asks.under_way -= 1
         if isinstance(reply, hiredis.ReplyError):
             self._link.reload(str(reply))
         elif reply is not None:
-            self._add(bucket_index, sent_at, reply)
-        _run(waiting)
+            self._add(bucket_index, sent, reply)
+        _run(sent.waiting)
         self._ask_again(bucket_index)
 
-    def _add(self, bucket_index: int, sent_at: float, reply: list[int]) -> None:
+    def _add(self, bucket_index: int, sent: SentAsk, reply: list[int]) -> None:
+        """What is granted is worth what it cost when it was asked for. The limit may have changed (`LeasedRate.slow_to`)."""
         requests, units, life_us, wait_us, granted, epoch, there_us = reply
         rate, guard = self._buckets.rates[bucket_index]
         given = LeaseGrant(
-            requests * rate.request_s,
-            units * rate.unit_s,
-            sent_at + life_us / 1e6,
+            requests * sent.costs[0],
+            units * sent.costs[1],
+            sent.at + life_us / 1e6,
             wait_us / 1e6,
             epoch,
             requests,

@@ -50,6 +50,7 @@ class LeasedRate:
         self._buckets = buckets
         self._client = client
         self._rate = rate
+        self._own_s = rate.request_s
 
     def __repr__(self) -> str:
         return f"<LeasedRate {1.0 / self._rate.request_s:g}/s>"
@@ -62,6 +63,10 @@ class LeasedRate:
 
     def take(self, now: float) -> None:
         self._buckets.charge(self._rate.bucket_index, now, self._rate.request_s)
+
+    def slow_to(self, cost_s: float) -> None:
+        """Its calls take more of the tokens that the hosts share. A bucket holds those of a second."""
+        self._rate.request_s = max(self._own_s, min(cost_s, 1.0))
 
     def waits(self, began: float) -> bool:
         """Whether a call that began to wait then is decided by Valkey's reply."""
