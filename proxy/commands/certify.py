@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from proxy.chains.families import family_of
 from proxy.chains.family import BlockRef
 from proxy.commands import context, output
 from proxy.commands.capture_file import CapturedCall, read_capture
+from proxy.commands.certify_progress import CertifyProgress, Comparison
 from proxy.commands.progress import Progress
 from proxy.compose.networks import NetworkBuilder
 from proxy.core.trials import Trial, trials_of
@@ -67,6 +68,12 @@ def add_certify(actions: Any) -> None:
     )
     parser.add_argument(
         "--calls", type=Path, metavar="FILE", help="make the reads of this file, which `penstock capture` wrote"
+    )
+    parser.add_argument(
+        "--resume",
+        type=context.new_file,
+        metavar="FILE",
+        help="keep what was found in this file; if it exists, go on where the last run ended",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_reporting(parser)
@@ -116,8 +123,12 @@ def _certify(args: argparse.Namespace) -> int:
         raise InvalidRequest(f"--reads must be between 1 and {MOST_READS}")
     found, tables = context.load_with_tables(args)
     pair = with_candidate(found, args)
-    captured = None if args.calls is None else read_capture(args.calls, pair.upstreams[0].network)
-    trial = asyncio.run(certified(pair, tables, CertifyReads(args.reads, captured), Progress(shown=not args.json)))
+    present, candidate = pair.upstreams
+    captured = None if args.calls is None else read_capture(args.calls, present.network)
+    kept = CertifyProgress(args.resume, Comparison.of(present.network, (present.url, candidate.url), args.calls))
+    kept.load()
+    reads = CertifyReads(args.reads, kept, captured)
+    trial = asyncio.run(certified(pair, tables, reads, Progress(shown=not args.json)))
     report(trial, args)
     return int(not trial.is_ready)
 
@@ -137,15 +148,18 @@ def with_candidate(found: Settings, args: argparse.Namespace) -> Settings:
 
 @dataclass(frozen=True, slots=True)
 class CertifyReads:
-    """How many reads are made, and the calls that they are taken from, if they are not made up."""
+    """How many reads are made, which were made already, and the calls that they are taken from, if they are not made up."""
 
     count: int
+    kept: CertifyProgress
     captured: list[CapturedCall] | None = None
 
-    def calls(self, route: Route, head: int) -> Iterator[tuple[str, bytes]]:
+    def calls(self, route: Route, head: int) -> Iterator[tuple[int, str, bytes]]:
+        """Those that are left, each with its position."""
+        left = max(0, self.count - self.kept.reads)
         if self.captured is None:
-            return _sample_calls(route, head, self.count)
-        return islice(_captured_calls(route, head, self.captured), self.count)
+            return islice(_sample_calls(route, head, self.kept.position), left)
+        return islice(_captured_calls(route, head, self.captured, self.kept.position), left)
 
 
 async def certified(found: Settings, tables: Tables, reads: CertifyReads, progress: Progress) -> Trial:
@@ -167,17 +181,24 @@ async def _read_all(route: Route, shadow: Shadow, reads: CertifyReads, progress:
     (present,) = route.upstreams
     if not present.health.head:
         raise StartError([f"{present.label} does not answer: compare with another one, by --against"])
-    for number, (method, params) in enumerate(reads.calls(route, present.health.head), 1):
-        progress.show(f"{number} of {reads.count} reads")
-        read = await _read(route, present, method, params)
-        if read is not None:
-            await shadow.compare(read)
+    reads.kept.resume(shadow.trial)
+    try:
+        for position, method, params in reads.calls(route, present.health.head):
+            read = await _read(route, present, method, params)
+            if read is not None:
+                await shadow.compare(read)
+            reads.kept.read(position, shadow.trial)
+            progress.show(f"{reads.kept.reads} of {reads.count} reads")
+    finally:
+        reads.kept.save(shadow.trial)
 
 
-def _captured_calls(route: Route, head: int, captured: list[CapturedCall]) -> Iterator[tuple[str, bytes]]:
+def _captured_calls(
+    route: Route, head: int, captured: list[CapturedCall], start: int
+) -> Iterator[tuple[int, str, bytes]]:
     """Reads of clients whose replies can be compared. Those of a block that moves are made at one that both upstreams have."""
     at_block = family_of(route.network).at_block
-    for call in captured:
+    for position, call in enumerate(islice(captured, start, None), start + 1):
         policy, params = route.policies.get(call.method), bytes(call.params)
         if policy is None:
             continue
@@ -185,12 +206,12 @@ def _captured_calls(route: Route, head: int, captured: list[CapturedCall]) -> It
         if ref.moves and not policy.by_range and at_block is not None:
             params = at_block(policy.method, params, max(1, head - DEPTH // 10))
         if is_comparable(policy, params, head):
-            yield call.method, params
+            yield position, call.method, params
 
 
-def _sample_calls(route: Route, head: int, reads: int) -> Iterator[tuple[str, bytes]]:
+def _sample_calls(route: Route, head: int, start: int) -> Iterator[tuple[int, str, bytes]]:
     """Reads of all methods with known params, at random blocks that are old enough for both upstreams."""
-    chosen, at_block = random.Random(reads), family_of(route.network).at_block
+    chosen, at_block = random.Random(start), family_of(route.network).at_block
     methods = [each for each in route.policies.values() if each.method.sample]
     methods = [each for each in methods if each.has_block or each.method.cache == "static"]
 
@@ -199,9 +220,9 @@ def _sample_calls(route: Route, head: int, reads: int) -> Iterator[tuple[str, by
         return params if at_block is None else at_block(policy.method, params, block)
 
     methods = [each for each in methods if is_comparable(each, pinned(each), head)]
-    for index in range(reads if methods else 0):
-        policy = methods[index % len(methods)]
-        yield policy.method.name, pinned(policy)
+    for position in count(start) if methods else ():
+        policy = methods[position % len(methods)]
+        yield position + 1, policy.method.name, pinned(policy)
 
 
 async def _read(route: Route, present: Upstream, method: str, params: bytes) -> AnsweredRead | None:
