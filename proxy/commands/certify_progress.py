@@ -37,8 +37,8 @@ class Comparison(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, network: str, urls: tuple[str, str], calls: Path | None) -> Comparison:
         """`urls`: of the upstream in use, and of the candidate. `calls`: the file that the reads are taken from."""
-        digests = (_digest(url.encode()) for url in urls)
-        return cls(network, *digests, "" if calls is None else _digest(calls.read_bytes()))
+        against, candidate = (_digest(url.encode()) for url in urls)
+        return cls(network, against, candidate, "" if calls is None else _digest(calls.read_bytes()))
 
 
 class CertifyState(msgspec.Struct, forbid_unknown_fields=True):

@@ -211,6 +211,68 @@ async def test_traces_are_split_by_blocks_and_their_page_is_of_the_whole(page: d
         assert int(reply.headers["x-compute-units"]) == 9 * price
 
 
+def a_trace(block: int, position: int | None, address: list[int], sender: int, receiver: int) -> dict[str, Any]:
+    if position is None:
+        action = {"author": f"0x{receiver:040X}", "rewardType": "block" if sender else "uncle", "value": "0x1"}
+    else:
+        action = {"from": f"0x{sender:040x}", "to": f"0x{receiver:040x}"}
+    return {"action": action, "blockNumber": block, "transactionPosition": position, "traceAddress": address}
+
+
+# In the order of a node: blocks, transactions, and calls before those that they make; then rewards.
+TRACES = [
+    a_trace(block, position, address, (block + position * 3 + len(address)) % 7, (block * position + sum(address)) % 7)
+    for block in range(300, 310)
+    for position in range(12)
+    for address in ([], [0], [0, 0], [0, 1], [1], [2], [10])
+]
+TRACES = [
+    each
+    for block in range(300, 310)
+    for each in (
+        *(trace for trace in TRACES if trace["blockNumber"] == block),
+        a_trace(block, None, [], 1, block % 7),
+        a_trace(block, None, [], 0, 3),
+        a_trace(block, None, [], 0, 3),
+    )
+]
+
+
+@pytest.mark.parametrize("mode", ["union", "intersection"])
+@pytest.mark.parametrize("most", [1, 2, 5])
+@on_uvloop
+async def test_traces_of_many_addresses_are_split_and_joined_in_order_without_doubles(most: int, mode: str) -> None:
+    def wanted(given: dict[str, Any]) -> list[Any]:
+        senders, receivers = ({each.lower() for each in given[name]} for name in ("fromAddress", "toAddress"))
+        first, last = (int(given[name], 16) for name in ("fromBlock", "toBlock"))
+        both = [
+            (each["action"].get("from", "") in senders, each["action"].get("to", each["action"].get("author")).lower())
+            for each in TRACES
+        ]
+        fits = [
+            (sends or to in receivers) if given["mode"] == "union" else (sends and to in receivers)
+            for sends, to in both
+        ]
+        return [each for each, fit in zip(TRACES, fits, strict=True) if fit and first <= each["blockNumber"] <= last]
+
+    def traces(params: list[Any]) -> Any:
+        if max(len(params[0][name]) for name in ("fromAddress", "toAddress")) > most:
+            raise Refused(-32602, f"too many addresses: the maximum number of addresses is {most}")
+        return wanted(params[0])
+
+    filters = {"fromAddress": many(6), "toAddress": many(5), "mode": mode}
+    async with rpc_harness(2) as harness:
+        for upstream in harness.upstreams:
+            upstream.answers["trace_filter"] = traces
+        (whole,) = query(**filters)
+        reply = await harness.call("trace_filter", [whole])
+        assert reply.json["result"] == wanted(whole)
+        price = max(TABLES.methods["evm"]["trace_filter"].price, TABLES.prices.archive_minimum)
+        assert int(reply.headers["x-compute-units"]) == harness.count("trace_filter") * price
+        paged = await harness.result("trace_filter", [{**whole, "after": 7, "count": 20}])
+        assert paged == wanted(whole)[7:27]
+
+
 @on_uvloop
 async def test_traces_without_a_beginning_are_not_split() -> None:
     def refuse(params: list[Any]) -> Any:

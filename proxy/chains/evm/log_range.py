@@ -10,14 +10,16 @@ knows it). Filters with `safe`, `finalized`, `pending` or a block hash go upstre
 whose name differs from the right one only in case, because some upstreams accept it.
 
 A filter with more addresses or topics than an upstream accepts is split too: into two with half of the longest list each.
-Their logs are of the same blocks, so they are put into order by block and index. `trace_filter` may name a page by `after` and
-`count`, which address the joined list.
+Their logs are of the same blocks, so they are put into order by block and index; traces by block, transaction and the place in
+its tree of calls. `trace_filter` may name a page by `after` and `count`, which address the joined list.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeAlias
 
 import msgspec
 
@@ -35,6 +37,9 @@ _text = msgspec.json.Decoder(str).decode
 _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 _SPACE = b" \t\r\n"
 _NAMES = frozenset(("fromblock", "toblock", "blockhash"))
+# Lists of addresses: of logs, and the senders and receivers of traces. Nodes return the traces that both lists name, or, with
+# the mode `union`, one of them. Either way these are the traces of the halves of one list together, some perhaps in both.
+_ADDRESSES = ("address", "fromAddress", "toAddress")
 
 
 def quantity(raw: bytes) -> int | None:
@@ -79,7 +84,7 @@ class LogRange(msgspec.Struct, frozen=True, gc=False):
         """Two queries for the same blocks that together are this one, each with half of the longest list of addresses or
         topics; None if no list can be divided."""
         members = _members(b"{%b}" % self.rest)
-        lists = [("address", -1, _listed(members.get("address")))]
+        lists = [(name, -1, _listed(members.get(name))) for name in _ADDRESSES]
         positions = _listed(members.get("topics"))
         lists += [("topics", at, _listed(topics)) for at, topics in enumerate(positions)]
         name, at, longest = max(lists, key=lambda each: len(each[2]))
@@ -89,7 +94,7 @@ class LogRange(msgspec.Struct, frozen=True, gc=False):
         found = []
         for half in (longest[:middle], longest[middle:]):
             given = _joined(half)
-            changed = given if name == "address" else _joined([*positions[:at], given, *positions[at + 1 :]])
+            changed = given if name in _ADDRESSES else _joined([*positions[:at], given, *positions[at + 1 :]])
             found.append(LogRange(self.first, self.last, _rest({**members, name: changed})))
         return found[0], found[1]
 
@@ -205,7 +210,11 @@ class _LogPlace(msgspec.Struct, frozen=True, gc=False):
 _place = msgspec.json.Decoder(_LogPlace).decode
 
 
-def places(logs: bytes) -> list[tuple[tuple[int, int], bytes]]:
+# The place of a log: its block and index. The place of a trace: `_trace_place`.
+Place: TypeAlias = tuple[int, int] | tuple[int, int, tuple[int, ...], str, int]
+
+
+def places(logs: bytes) -> list[tuple[Place, bytes]]:
     """The logs of a part, each with its block and index. Raises ValueError if one has none."""
     try:
         items = _items(logs)
@@ -216,9 +225,51 @@ def places(logs: bytes) -> list[tuple[tuple[int, int], bytes]]:
     return list(zip(numbers, map(bytes, items), strict=True))
 
 
-def in_order(logs: dict[tuple[int, int], bytes]) -> bytes:
-    """The logs by their places as one array."""
-    return _joined(logs[place] for place in sorted(logs))
+class _Reward(msgspec.Struct, frozen=True, gc=False):
+    """The action of a reward; that of a call has other members."""
+
+    author: str = ""
+    rewardType: str = ""
+
+
+class _Trace(msgspec.Struct, frozen=True, gc=False):
+    blockNumber: int
+    transactionPosition: int | None = None
+    traceAddress: tuple[int, ...] = ()
+    action: _Reward = _Reward()
+
+
+_trace = msgspec.json.Decoder(_Trace).decode
+# Rewards come after the transactions of their block.
+_AFTER_ALL = 1 << 62
+
+
+def trace_places(traces: bytes) -> list[tuple[Place, bytes]]:
+    """The traces of a part, each with its place: the block, the transaction, the address in the tree of calls, the reward, and
+    a number that tells equal ones of this part apart. Raises ValueError if one has none."""
+    try:
+        items = _items(traces)
+        found = [_trace_place(_trace(each)) for each in items]
+    except _UNREADABLE:
+        raise ValueError("the traces of a part have no places") from None
+    seen: Counter[tuple[int, int, tuple[int, ...], str]] = Counter()
+    numbered: list[tuple[Place, bytes]] = []
+    for place, item in zip(found, items, strict=True):
+        numbered.append(((*place, seen[place]), bytes(item)))
+        seen[place] += 1
+    return numbered
+
+
+def _trace_place(trace: _Trace) -> tuple[int, int, tuple[int, ...], str]:
+    if trace.transactionPosition is not None:
+        return trace.blockNumber, trace.transactionPosition, trace.traceAddress, ""
+    reward = f"{trace.action.rewardType} {trace.action.author.lower()}"
+    return trace.blockNumber, _AFTER_ALL, trace.traceAddress, reward
+
+
+def in_order(placed: Mapping[Place, bytes]) -> bytes:
+    """The logs or traces by their places as one array."""
+    return _joined(placed[place] for place in sorted(placed))
 
 
 def page(results: bytes, after: int, count: int | None) -> bytes:

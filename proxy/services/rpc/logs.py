@@ -2,8 +2,8 @@
 joined in order, none left out and none twice.
 
 The whole range is sent first. Only if the upstream refuses it is the range split: into pieces of the size that the refusal
-names, or of the configured size. A piece that is refused again is halved. If a refusal of logs is about addresses or topics,
-the longest of these lists is halved instead. A few pieces are in flight at a time. If one fails,
+names, or of the configured size. A piece that is refused again is halved. If a refusal is about addresses or topics, the
+longest of these lists is halved instead. A few pieces are in flight at a time. If one fails,
 the whole call fails, because a caller must never take part of the logs for all of them. A range that needs too many pieces, or
 whose logs are too large, is refused with a range that is likely to work.
 
@@ -101,11 +101,15 @@ class RangeQuery:
         return (self.filter_halves(part, error) if self.is_by_filter(error) else None) or part.halves()
 
     def is_by_filter(self, error: bytes) -> bool:
-        """Whether a refusal is about the addresses or topics of logs. Traces have no index by which they could be ordered."""
-        return not self.of_traces and log_range.is_about_filter(upstream_errors.classify(error).message)
+        """Whether a refusal is about the addresses or topics."""
+        return log_range.is_about_filter(upstream_errors.classify(error).message)
 
     def filter_halves(self, part: LogRange, error: bytes) -> tuple[LogRange, LogRange] | None:
         return part.filter_halves() if self.is_by_filter(error) else None
+
+    def places(self, results: bytes) -> list[tuple[log_range.Place, bytes]]:
+        """The results of a part, each with its place in the whole."""
+        return log_range.trace_places(results) if self.of_traces else log_range.places(results)
 
 
 class LogQueries:
@@ -273,7 +277,7 @@ class SplitLogQuery:
         self._reorgs = dispatcher.state.reorgs
         # The logs of the pieces by their first block, or, once filters were divided, by the place of each log.
         self._logs: dict[int, bytes] = {}
-        self._placed: dict[tuple[int, int], bytes] = {}
+        self._placed: dict[log_range.Place, bytes] = {}
         self._is_by_filter = False
         self._bytes = 0
         self._blocks = 0
@@ -306,7 +310,7 @@ class SplitLogQuery:
         if not self._is_by_filter:
             return log_range.merge(each for _, each in sorted(logs.items()))
         for each in logs.values():
-            self._placed.update(log_range.places(each))
+            self._placed.update(self._query.places(each))
             await asyncio.sleep(0)
         return log_range.in_order(self._placed)
 
@@ -361,7 +365,7 @@ class SplitLogQuery:
 
     def _take(self, part: LogRange, logs: bytes) -> None:
         if self._is_by_filter:
-            self._placed.update(log_range.places(logs))
+            self._placed.update(self._query.places(logs))
         else:
             self._logs[part.first] = logs
         self._blocks = min(self._blocks + part.blocks, self._whole.blocks)
