@@ -70,7 +70,7 @@ class DataPlane:
         self.own_methods = OwnMethods(tasks, self.meters)
         filters = FilterIds(settings.keys.pepper, self.meters)
         sender = PrivateTransactions(self.relays, private, self.own_methods, flashbots=builder.flashbots_labels())
-        forwarder = Forwarder(filters, self.verifier, self.own_methods, sender)
+        forwarder = Forwarder(filters, self.verifier, self.own_methods, sender, self.meters)
         self.rpc = RpcService(
             admission,
             forwarder,

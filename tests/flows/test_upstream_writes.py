@@ -16,6 +16,7 @@ from tests.faults import Mode
 from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Refused
 from tests.service import until
+from tests.shipped_tables import TABLES
 from tests.web.worker import on_uvloop
 
 SEND = "eth_sendRawTransaction"
@@ -333,6 +334,43 @@ async def test_highest_pending_nonce_of_several_upstreams_is_the_reply(values: t
         # A nonce in a block is the same everywhere.
         await harness.result("eth_getTransactionCount", [SENDER, "latest"])
         assert sum(each.count("eth_getTransactionCount") for each in harness.upstreams) == 12 + 1
+
+
+@pytest.mark.parametrize("away", [0, 1, 2])
+@on_uvloop
+async def test_each_call_for_a_pending_nonce_is_charged(away: int) -> None:
+    nonce = ("eth_getTransactionCount", [SENDER, "pending"])
+    price = TABLES.methods["evm"]["eth_getTransactionCount"].price
+    async with rpc_harness(3, rpc=NONCES) as harness:
+        nonces(harness, 5, 9, 7)
+        for upstream in harness.route.upstreams[:away]:
+            upstream.health.cordon(cordoned=True, now=time.monotonic())
+        reply = await harness.call(*nonce)
+        assert int(reply.headers["x-compute-units"]) == (3 - away) * price
+        replies = await harness.batch(nonce, nonce)
+        assert int(replies.headers["x-compute-units"]) == 2 * (3 - away) * price
+        assert harness.count("eth_getTransactionCount") == 3 * (3 - away)
+        # A call to one upstream, by the client's wish or because the nonce is in a block, costs one.
+        reply = await harness.call("eth_getTransactionCount", [SENDER, "latest"])
+        assert int(reply.headers["x-compute-units"]) == price
+
+
+@on_uvloop
+async def test_pending_nonce_that_no_upstream_takes_is_refunded() -> None:
+    async with rpc_harness(2, rpc=NONCES) as harness:
+        for upstream in harness.route.upstreams:
+            upstream.health.cordon(cordoned=True, now=time.monotonic())
+        reply = await harness.call("eth_getTransactionCount", [SENDER, "pending"])
+        assert reply.status == 503
+        assert int(reply.headers.get("x-compute-units", 0)) == 0
+
+
+@on_uvloop
+async def test_transaction_is_charged_once_however_many_upstreams_get_it() -> None:
+    async with rpc_harness(3, rpc={"broadcast": 3}) as harness:
+        reply = await harness.call(SEND, [RAW])
+        assert harness.count(SEND) == 3
+        assert int(reply.headers["x-compute-units"]) == TABLES.methods["evm"][SEND].price
 
 
 @on_uvloop

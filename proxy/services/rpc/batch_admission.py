@@ -311,7 +311,6 @@ class BatchAdmission:
     def _add(self, calls: Sequence[RawCall | MalformedCall]) -> None:
         """Check and price these calls. One that the key may not make is answered at once, and free."""
         route, key, directives = self._terms.route, self._terms.key, self._terms.directives
-        factor = 1 if directives is None else directives.price_factor
         for call in calls:
             if isinstance(call, MalformedCall):
                 item = self._batch.add(call.id)
@@ -321,7 +320,7 @@ class BatchAdmission:
             item = self._batch.add(call[2], call[1] if key.records_params else b"")
             policy = check_call(item, route, key, call, self._terms.subscriber)
             if isinstance(policy, MethodPolicy):
-                price = route.state.price(policy, call[1]) * factor + size_units(len(call[1]))
+                price = route.state.price_of_all(policy, call[1], directives) + size_units(len(call[1]))
                 self._accepted.append((item, policy, call, price))
                 self._units += price
             elif isinstance(policy, Fault):

@@ -18,11 +18,9 @@ from typing import Final
 import msgspec
 
 from proxy.chains.evm.log_range import quantity
-from proxy.core.directives import Directives
 from proxy.errors import Fault
 from proxy.services.rpc.dispatcher import Dispatcher
-from proxy.services.rpc.flights import Call, Caller, Payer
-from proxy.services.rpc.method_policy import MethodPolicy
+from proxy.services.rpc.flights import Call, Caller
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.waiters import WholeResultWaiter
 from proxy.wire.upstream import Upstream
@@ -34,46 +32,49 @@ OTHERS_S: Final = 0.5
 class Broadcast(WholeResultWaiter):
     """The waiter of all its flights."""
 
-    __slots__ = ("_caller", "_directives", "_error", "_fault", "_open")
+    __slots__ = ("_call", "_caller", "_chosen", "_error", "_fault", "_open")
 
-    def __init__(self, caller: Caller, directives: Directives | None = None) -> None:
+    def __init__(self, caller: Caller) -> None:
         self._caller = caller
-        self._directives = directives
         self._open = 0
+        self._call: Call | None = None
+        self._chosen: list[Upstream] = []
         self._error = b""
         self._fault: Fault | None = None
 
     def __repr__(self) -> str:
         return f"<Broadcast {self._open} open>"
 
-    def send(
-        self,
-        route: Route,
-        policy: MethodPolicy,
-        params: bytes,
-        now: float,
-        *,
-        most: int,
-        client: str,
-        payer: Payer | None,
-    ) -> None:
-        """`most`: the number of upstreams."""
-        dispatcher = route.dispatcher
-        call = Call(policy, params, client=client, payer=payer, directives=self._directives)
-        tried, known, chosen = 0, 0, list[Upstream]()
-        while len(chosen) < most and (upstream := _chosen(dispatcher, call, now, tried, known)) is not None:
+    def choose(self, route: Route, call: Call, now: float, most: int) -> int:
+        """Choose the upstreams to ask. Returns how many calls will be made: one fails if no upstream is available."""
+        tried, known = 0, 0
+        while len(self._chosen) < most:
+            upstream = _chosen(route.dispatcher, call, now, tried, known)
+            if upstream is None:
+                break
             tried |= 1 << upstream.health.index
             known |= _of_operator(route, upstream.health.operator)
-            chosen.append(upstream)
-        if not chosen:
-            self._open = 1
-            flight = dispatcher.new_flight(call, self, now)
-            self._caller.on_flight(flight)
-            dispatcher.launch(flight, now)  # It fails: no upstream is available.
-            return
+            self._chosen.append(upstream)
         # A retry must not go to an upstream that has another of these flights.
-        call = Call(policy, params, client=client, payer=payer, directives=self._directives, excluded=tried)
-        self.send_to(dispatcher, [(call, upstream) for upstream in chosen], now)
+        self._call = Call(
+            call.policy,
+            call.params,
+            client=call.client,
+            payer=call.payer,
+            directives=call.directives,
+            excluded=tried,
+        )
+        return max(1, len(self._chosen))
+
+    def send_chosen(self, dispatcher: Dispatcher, now: float) -> None:
+        assert self._call is not None
+        if self._chosen:
+            self.send_to(dispatcher, [(self._call, upstream) for upstream in self._chosen], now)
+            return
+        self._open = 1
+        flight = dispatcher.new_flight(self._call, self, now)
+        self._caller.on_flight(flight)
+        dispatcher.launch(flight, now)  # It fails: no upstream is available.
 
     def send_to(self, dispatcher: Dispatcher, calls: Sequence[tuple[Call, Upstream]], now: float) -> None:
         """Send each of these calls to its upstream."""
@@ -112,8 +113,8 @@ class HighestResult(Broadcast):
 
     __slots__ = ("_highest", "_result", "_timer")
 
-    def __init__(self, caller: Caller, directives: Directives | None = None) -> None:
-        super().__init__(caller, directives)
+    def __init__(self, caller: Caller) -> None:
+        super().__init__(caller)
         self._highest = -1
         self._result: bytes | msgspec.Raw = b""
         self._timer: asyncio.TimerHandle | None = None

@@ -12,7 +12,7 @@ from proxy.core.caching import key_of
 from proxy.core.directives import NO_DIRECTIVES, Directives
 from proxy.core.verification import Verification
 from proxy.errors import InvalidRequest
-from proxy.services.accounts.metering import Meter
+from proxy.services.accounts.metering import Meter, Meters
 from proxy.services.rpc.broadcasts import Broadcast, HighestResult
 from proxy.services.rpc.filter_ids import FilterIds
 from proxy.services.rpc.flights import Call, Caller, Flight, Payer
@@ -61,7 +61,7 @@ class Forwarder:
     call if it is split.
     """
 
-    __slots__ = ("_filters", "_own", "_private", "_verifier")
+    __slots__ = ("_filters", "_meters", "_own", "_private", "_verifier")
 
     def __init__(
         self,
@@ -69,8 +69,10 @@ class Forwarder:
         verifier: CallVerifier | None = None,
         own: OwnMethodRunner | None = None,
         private: PrivateSender | None = None,
+        meters: Meters | None = None,
     ) -> None:
         self._filters = filters
+        self._meters = meters
         self._verifier = verifier
         self._own = own
         self._private = private
@@ -163,10 +165,14 @@ class Forwarder:
                 return None
             params = policy.within_head(params, route.heads.tip)
         payer = meter if key is None else key
-        if policy.most_asked > 1 and _takes_highest(policy, params, directives):
+        if policy.takes_highest(params, directives):
             caller.on_source("miss", route.state.tip)
-            highest, most = HighestResult(caller, directives), policy.most_asked
-            highest.send(route, policy, params, now, most=most, client=client, payer=payer)
+            highest, most = HighestResult(caller), policy.most_asked
+            made = Call(policy, params, client=client, payer=payer, directives=directives)
+            asked = highest.choose(route, made, now, most)
+            if asked < most:
+                self._refund(caller, payer, (most - asked) * route.state.price(policy, params))
+            highest.send_chosen(route.dispatcher, now)
             return None
         holder = _holder(policy, params, route, client, now) if policy.about_write else None
         if holder is not None and policy.may_repeat:
@@ -197,6 +203,14 @@ class Forwarder:
             route.state.register(flight)
         return flight
 
+    def _refund(self, caller: Caller, payer: Payer | None, units: int) -> None:
+        """Fewer upstreams than were paid for can be asked."""
+        if isinstance(payer, Meter):
+            payer.unused(units)
+        elif payer is not None and self._meters is not None:
+            self._meters.open(payer, prepaid=units).settle(0)
+            caller.on_charged(-units)
+
     def _verify(
         self, call: AdmittedCall, route: Route, how: Verification, key: Key, directives: Directives | None
     ) -> None:
@@ -220,12 +234,6 @@ def _holder(policy: MethodPolicy, params: bytes, route: Route, client: str, now:
     return None if writes is None else writes.holder(policy, params, client, now)
 
 
-def _takes_highest(policy: MethodPolicy, params: bytes, directives: Directives | None) -> bool:
-    """Whether the call reads what upstreams know of pending transactions, of which none knows all."""
-    is_free = directives is None or not directives.upstream
-    return is_free and policy.family.block_ref(policy.method, params).tag == "pending"
-
-
 def _needs_no_flight(
     call: AdmittedCall,
     route: Route,
@@ -241,8 +249,10 @@ def _needs_no_flight(
         caller.on_result(policy.answer)
         return True
     if route.broadcast > 1 and policy.may_broadcast and (directives is None or not directives.upstream):
-        most = route.broadcast
-        Broadcast(caller, directives).send(route, policy, params, now, most=most, client=client, payer=payer)
+        broadcast = Broadcast(caller)
+        made = Call(policy, params, client=client, payer=payer, directives=directives)
+        broadcast.choose(route, made, now, route.broadcast)
+        broadcast.send_chosen(route.dispatcher, now)
         return True
     return False
 

@@ -74,7 +74,7 @@ class InternalCalls:
         route = self.route(network)
         policy, raw = route.policies[method], orjson.dumps(params)
         meter = None if is_shared else meter_of_task.get()
-        price = 0 if meter is None else pieces * route.state.price(policy, raw)
+        price = 0 if meter is None else pieces * route.state.price_of_all(policy, raw)
         if meter is not None:
             await meter.pay(price)
         pending = PendingReply()
@@ -137,7 +137,7 @@ class InternalCalls:
         if meter is not None:
             meter.owe(sum(reading_units(len(each)) for each in results if isinstance(each, bytes)))
             meter.answered_here(
-                sum(route.state.price(policy, raw) for each, policy, raw in made if not _reached_upstream(each))
+                sum(route.state.price_of_all(policy, raw) for each, policy, raw in made if not _reached_upstream(each))
             )
         return [_raised(result) for result in results]
 
@@ -157,7 +157,7 @@ def _portions(route: Route, made: Sequence[AwaitedCall], meter: Meter) -> Iterat
     is priced only then."""
     most, part, price = meter.portion, list[AwaitedCall](), 0
     for call in made:
-        one = route.state.price(call[1], call[2])
+        one = route.state.price_of_all(call[1], call[2])
         if part and (price + one > most or len(part) == MOST_AT_ONCE):
             yield part, price
             part, price = [], 0

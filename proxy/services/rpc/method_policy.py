@@ -11,6 +11,7 @@ from proxy.chains.family import Family, Method, MethodTable
 from proxy.chains.registry import Network
 from proxy.core import access
 from proxy.core.data_bounds import DATA_INDEX
+from proxy.core.directives import Directives
 from proxy.core.fixed_replies import FixedReplies
 from proxy.core.jsonrpc import COMPACT, ID_STARTS, MAX_DEPTH, Envelope, repeats_members, request_tail
 from proxy.core.nesting import is_deeper
@@ -157,6 +158,13 @@ class MethodPolicy:
 
     def __repr__(self) -> str:
         return f"<MethodPolicy {self.method.name} {self.units} units>"
+
+    def takes_highest(self, params: bytes, directives: Directives | None) -> bool:
+        """Whether several upstreams are asked: each knows only the pending transactions that it has seen."""
+        if self.most_asked < 2 or self.verify is not None:
+            return False
+        is_free = directives is None or not (directives.upstream or directives.verify)
+        return is_free and self.family.block_ref(self.method, params).tag == "pending"
 
     def adapt(self, *, shares: bool, is_served: bool, is_observed: bool = False) -> None:
         """Decide whether replies are shared, and whether calls may take the short path. `shares`: whether the route shares

@@ -17,6 +17,7 @@ from proxy.chains.family import FIRST, BlockRef, HeadReader
 from proxy.chains.lookups import ReportedBlock
 from proxy.chains.registry import Network
 from proxy.core.caching import ReplyCache
+from proxy.core.directives import Directives
 from proxy.core.heads import HIGHEST, STALE_S, Branch, NetworkHead, RecentHashes, heard_of, short_hash_of
 from proxy.core.jsonrpc import NULL
 from proxy.core.routing import UpstreamGroup
@@ -206,6 +207,13 @@ class NetworkState:
             if family.is_archive(ref, self.heads.tip):
                 return self.archive_minimum
         return policy.units
+
+    def price_of_all(self, policy: MethodPolicy, params: bytes, directives: Directives | None = None) -> int:
+        """The list price of all calls that are made for one: several for a verified reply, or for a pending nonce."""
+        units = self.price(policy, params)
+        if directives is not None:
+            units *= directives.price_factor
+        return units * policy.most_asked if policy.takes_highest(params, directives) else units
 
     # Replies
 

@@ -76,9 +76,7 @@ class RpcService:
         if not isinstance(policy, MethodPolicy):
             self._decline(caller, key, policy, now, len(call[1]))
             return
-        units = route.state.price(policy, call[1])
-        if directives is not None:
-            units *= directives.price_factor
+        units = route.state.price_of_all(policy, call[1], directives)
         if len(call[1]) > FREE_BYTES:
             units += size_units(len(call[1]))
         refusal = self._admission.charge(key, 1, units, now)
