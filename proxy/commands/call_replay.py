@@ -8,33 +8,36 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import sys
 import time
-from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import aiohttp
 import msgspec
 
 from proxy.commands import output
 from proxy.commands.capture_file import CapturedCall, read_capture
 from proxy.commands.progress import Progress, duration
-from proxy.core.latency_histogram import bucket_of
-from proxy.core.usage import BUCKETS, quantile_ms
+from proxy.commands.replay_connections import SPARE, DueCall, ReplayPool, ReplayTarget
+from proxy.core.usage import quantile_ms
 from proxy.errors import InvalidRequest, StartError
 from proxy.settings import environment
 
 KEY_VARIABLE: Final = "API_KEY"
 NETWORK: Final = "{network}"
 MOST_SPEED: Final = 1000.0
-# Calls that may be open at once. Further ones are late.
-MOST_OPEN: Final = 2000
-# How long a reply may take.
-REPLY_S: Final = 30.0
-# Timers wake a millisecond or two late, so the last of the wait is made in single turns of the event loop.
-FINE_S: Final = 0.003
+# Connections are opened before, for as many calls as arrived within this time at most.
+BUSY_S: Final = 0.05
+# The first call is sent this long after the beginning.
+LEAD_S: Final = 0.01
+# The last parts of a wait: see `_wait_until`.
+FINE_S, NAP_S, FINEST_S = 0.002, 0.0002, 0.0001
+# Calls that are sent without reading replies.
+LONGEST_RUN: Final = 16
+REPLY_CHECK_S: Final = 0.01
 LATE_S: Final = 0.001
 DRAW_S: Final = 0.2
 BAR: Final = 30
@@ -69,76 +72,59 @@ def _replay(args: argparse.Namespace) -> int:
         raise StartError(["--to: must be an http or https URL"])
     calls = read_capture(args.file, args.network)
     url = args.to if args.network or NETWORK in args.to else f"{args.to.rstrip('/')}/v1/rpc/{NETWORK}"
-    replay = CallReplay(calls, url, args.key or environment().get(KEY_VARIABLE, ""), args.speed)
+    target = ReplayTarget(url, args.key or environment().get(KEY_VARIABLE, ""), NETWORK)
+    replay = CallReplay(calls, target, args.speed)
     asyncio.run(replay.run(Progress(shown=not args.json)))
     replay.report(as_json=args.json)
     return int(replay.failed > 0)
 
 
-@dataclass
 class CallReplay:
-    calls: list[CapturedCall]
-    url: str
-    key: str
-    speed: float
-    # How calls ended: "answered", or the reason why not.
-    outcomes: Counter[str] = field(default_factory=Counter)
-    latencies: list[int] = field(default_factory=lambda: [0] * BUCKETS)
-    # How much later than due each call was sent, in seconds.
-    delays: list[float] = field(default_factory=list)
-    _sent: int = 0
+    def __init__(self, calls: list[CapturedCall], target: ReplayTarget, speed: float) -> None:
+        self._calls = calls
+        self._target = target
+        self._speed = speed
+        self._pool = ReplayPool(target)
+        self._sent = 0
+
+    def __repr__(self) -> str:
+        return f"<CallReplay {self._sent} of {len(self._calls)} sent, {self._pool!r}>"
 
     @property
     def failed(self) -> int:
-        return self.outcomes.total() - self.outcomes["answered"] - self.outcomes["answered with an error"]
+        outcomes = self._pool.outcomes
+        return outcomes.total() - outcomes["answered"] - outcomes["answered with an error"]
 
     async def run(self, progress: Progress) -> None:
-        headers = {"Content-Type": "application/json", **({"X-API-Key": self.key} if self.key else {})}
-        connector = aiohttp.TCPConnector(limit=0)
-        timeout = aiohttp.ClientTimeout(total=REPLY_S)
-        room = asyncio.Semaphore(MOST_OPEN)
-        session = aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout)
-        async with session, asyncio.TaskGroup() as tasks:
-            drawing = tasks.create_task(self._draw(progress))
+        await self._pool.open(most_within(self._calls, BUSY_S * 1000 * self._speed) + SPARE)
+        async with asyncio.TaskGroup() as tasks:
+            loops = [tasks.create_task(self._draw(progress)), tasks.create_task(self._pool.sweep())]
             try:
-                async with asyncio.TaskGroup() as sending:
-                    await self._send_all(session, sending, room)
+                with no_garbage_collection():
+                    await self._send_all()
+                while self._pool.outcomes.total() < len(self._calls):  # noqa: ASYNC110 - replies are not worth an event each.
+                    await asyncio.sleep(REPLY_CHECK_S)
             finally:
-                drawing.cancel()
+                for each in loops:
+                    each.cancel()
+                self._pool.close()
 
-    async def _send_all(
-        self, session: aiohttp.ClientSession, tasks: asyncio.TaskGroup, room: asyncio.Semaphore
-    ) -> None:
-        began = time.monotonic() - self.calls[0].at_ms / 1000 / self.speed + FINE_S
-        for number, call in enumerate(self.calls, 1):
-            due = began + call.at_ms / 1000 / self.speed
+    async def _send_all(self) -> None:
+        began = time.monotonic() - self._calls[0].at_ms / 1000 / self._speed + LEAD_S
+        for number, call in enumerate(self._calls, 1):
+            method = msgspec.json.encode(call.method)
+            body = b'{"jsonrpc":"2.0","id":%d,"method":%b,"params":%b}' % (number, method, bytes(call.params))
+            due = began + call.at_ms / 1000 / self._speed
+            prepared = DueCall(self._target.request(call.network, body), due)
             await _wait_until(due)
-            await room.acquire()
-            self.delays.append(time.monotonic() - due)
+            self._pool.send(prepared)
             self._sent = number
-            tasks.create_task(self._send(session, number, call)).add_done_callback(lambda _: room.release())
-
-    async def _send(self, session: aiohttp.ClientSession, number: int, call: CapturedCall) -> None:
-        body = b'{"jsonrpc":"2.0","id":%d,"method":%b,"params":%b}' % (
-            number,
-            msgspec.json.encode(call.method),
-            bytes(call.params),
-        )
-        began = time.monotonic()
-        try:
-            async with session.post(self.url.replace(NETWORK, call.network), data=body) as reply:
-                text = await reply.read()
-                outcome = outcome_of(reply.status, text)
-        except TimeoutError:
-            outcome = f"no reply within {REPLY_S:.0f} s"
-        except aiohttp.ClientError:
-            outcome = "no connection"
-        self.outcomes[outcome] += 1
-        self.latencies[bucket_of(time.monotonic() - began)] += 1
+            if not number % LONGEST_RUN:
+                await asyncio.sleep(0)  # Calls that are all due: read replies meanwhile.
 
     async def _draw(self, progress: Progress) -> None:
-        total = len(self.calls)
-        length_s = (self.calls[-1].at_ms - self.calls[0].at_ms) / 1000 / self.speed
+        total = len(self._calls)
+        length_s = (self._calls[-1].at_ms - self._calls[0].at_ms) / 1000 / self._speed
         try:
             while True:
                 share = self._sent / total
@@ -151,15 +137,15 @@ class CallReplay:
             progress.close()
 
     def report(self, *, as_json: bool) -> None:
-        delays = sorted(self.delays)
+        pool, delays = self._pool, sorted(self._pool.delays)
         late = sum(each > LATE_S for each in delays)
         found = {
-            "calls": len(self.calls),
-            **{name.replace(" ", "_"): count for name, count in sorted(self.outcomes.items())},
-            "p50_ms": quantile_ms(self.latencies, 0.5),
-            "p99_ms": quantile_ms(self.latencies, 0.99),
+            "calls": len(self._calls),
+            **{name.replace(" ", "_"): count for name, count in sorted(pool.outcomes.items())},
+            "p50_ms": quantile_ms(pool.latencies, 0.5),
+            "p99_ms": quantile_ms(pool.latencies, 0.99),
             "sent_late": late,
-            "p99_delay_ms": round(delays[int(len(delays) * 0.99)] * 1000, 3),
+            "p99_delay_ms": round(delays[int(len(delays) * 0.99)] * 1000, 3) if delays else None,
         }
         output.row(found, as_json=as_json)
         if late > len(delays) // 100:
@@ -170,21 +156,36 @@ class CallReplay:
 
 
 async def _wait_until(due: float) -> None:
+    """The event loop's timers wake a millisecond or two late. So the last of the wait is made in turns of the loop, which read
+    replies, and short naps between them: a process that does not sleep is not woken in time on a busy machine."""
     wait_s = due - time.monotonic()
     if wait_s > FINE_S:
         await asyncio.sleep(wait_s - FINE_S)
-    while time.monotonic() < due:  # noqa: ASYNC110 - no event and no timer is as exact.
+    while (wait_s := due - time.monotonic()) > FINEST_S:
         await asyncio.sleep(0)
+        time.sleep(min(NAP_S, wait_s / 2))  # noqa: ASYNC251 - the loop has nothing else to do.
+    while time.monotonic() < due:
+        pass
 
 
-def outcome_of(status: int, body: bytes) -> str:
-    """A JSON-RPC error is an answer: the one that was captured may have been one too."""
-    if status != 200:
-        return f"status {status}"
+def most_within(calls: list[CapturedCall], span_ms: float) -> int:
+    """The most calls that arrived within a span of time."""
+    most, first = 0, 0
+    for last, call in enumerate(calls):
+        while call.at_ms - calls[first].at_ms > span_ms:
+            first += 1
+        most = max(most, last - first + 1)
+    return most
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """A full collection takes longer than a call may be late."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
     try:
-        reply = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return "not JSON"
-    if not isinstance(reply, dict) or not reply.keys() & {"result", "error"}:
-        return "not a reply"
-    return "answered with an error" if reply.get("error") is not None else "answered"
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()

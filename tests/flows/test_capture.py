@@ -155,6 +155,59 @@ async def test_replay_reports_errors_and_failures_apart(tmp_path: Path) -> None:
     assert "no_connection" in away.stdout
 
 
+REPLIES: dict[str, tuple[bytes, str]] = {
+    "chunked": (
+        b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n8\r\n{"result\r\n5\r\n":"1"\r\n1\r\n}\r\n0\r\n\r\n',
+        "answered",
+    ),
+    "until_the_end": (b'HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{"result":null}', "answered"),
+    "error": (b'HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n{"error":{}}', "answered_with_an_error"),
+    "not_http": (b"hello\r\n\r\n", "not_HTTP"),
+    "list": (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "not_a_reply"),
+    "cut": (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{", "no_connection"),
+    "empty": (b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n", "status_503"),
+    "nothing": (b"", "no_connection"),
+}
+
+
+@pytest.mark.parametrize("kind", REPLIES)
+async def test_replay_reads_every_kind_of_reply(tmp_path: Path, kind: str) -> None:
+    reply, outcome = REPLIES[kind]
+    requests: list[bytes] = []
+    connected: list[float] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.append(time.monotonic())
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+                requests.append(head + await reader.readexactly(size))
+                writer.write(reply)
+                if kind in ("until_the_end", "nothing", "cut"):
+                    break
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        writer.close()
+
+    file = captured(tmp_path / "calls", [0.0, 5.0, 10.0])
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        url = f"http://us%20er:word@127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        done = await asyncio.to_thread(command_here, "replay", str(file), "--to", url, "--key", "svc_a", "--json")
+    report = orjson.loads(done.stdout)
+    assert (report["calls"], report[outcome]) == (3, 3), report
+    assert requests[0].startswith(b"POST /v1/rpc/dev/mainnet HTTP/1.1\r\n")
+    assert b"\r\nX-API-Key: svc_a\r\nAuthorization: Basic dXMgZXI6d29yZA==\r\n" in requests[0]
+    assert len(connected) > 3, "connections are opened before they are needed"
+
+
+def test_key_that_is_no_header_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = captured(tmp_path / "calls", [0.0])
+    for words in (("--key", "a\r\nX-Other: 1"), ("--key", "é"), ("--to", "http://127.0.0.1:x")):
+        assert main(["replay", str(file), "--to", "http://127.0.0.1:1", *words]) == 2
+        assert "must be an http or https URL of ASCII characters" in capsys.readouterr().err
+
+
 def test_file_of_another_version_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = captured(tmp_path / "calls", [0.0])
     header, *calls = file.read_text().splitlines()
