@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from proxy.commands import context
-from proxy.commands.capture_file import MOST_CALLS, CapturedCall, write_capture
+from proxy.commands.capture_file import MOST_BYTES, MOST_CALLS, CapturedCall, write_capture
 from proxy.commands.progress import Progress
 from proxy.errors import InvalidRequest, NotFound, StartError
 from proxy.settings import Tables
@@ -30,6 +30,8 @@ SETTLE_S = 2.0
 # Records are written up to this long after their requests.
 LATE_S = 4.0
 DRAW_S = 0.5
+# Params are cut at 2,048 bytes when they are recorded.
+LONGEST_LINE = 4096
 
 
 def register(commands: Any) -> None:
@@ -116,6 +118,8 @@ class CaptureDraft:
     most: int
     calls: list[CapturedCall] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
+    # About the bytes of the file.
+    size: int = 0
     seen: int = 0
     began_at: datetime.datetime = datetime.datetime.min
     ends_at: datetime.datetime = datetime.datetime.max
@@ -124,7 +128,7 @@ class CaptureDraft:
 
     @property
     def is_full(self) -> bool:
-        return len(self.calls) >= self.most
+        return len(self.calls) >= self.most or self.size > MOST_BYTES - LONGEST_LINE
 
     def add(self, row: CapturedRow) -> None:
         arrival = row.at - datetime.timedelta(milliseconds=row.ms)
@@ -139,7 +143,9 @@ class CaptureDraft:
             self.left_out[reason] += 1
             return
         at_ms = round((arrival - self.began_at).total_seconds() * 1000, 3)
-        self.calls.append(CapturedCall(at_ms, row.network, row.method, msgspec.Raw((row.params or "").encode())))
+        call = CapturedCall(at_ms, row.network, row.method, msgspec.Raw((row.params or "").encode()))
+        self.calls.append(call)
+        self.size += call.size
 
     def _reason_against(self, row: CapturedRow) -> str:
         network = self.tables.find_network(row.network)

@@ -18,6 +18,8 @@ VERSION: Final = 1
 # Bounds of what a command reads into memory.
 MOST_CALLS: Final = 1_000_000
 MOST_BYTES: Final = 512 << 20
+# A capture takes an hour at most.
+LONGEST_MS: Final = 86_400_000.0
 _NOT_ONE = "is not a file of captured calls: write one with `penstock capture FILE`"
 
 
@@ -28,6 +30,11 @@ class CapturedCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
     network: str
     method: str
     params: msgspec.Raw
+
+    @property
+    def size(self) -> int:
+        """About the bytes of its line."""
+        return len(self.params) + len(self.network) + len(self.method) + 64
 
 
 class CaptureHeader(msgspec.Struct, frozen=True):
@@ -74,7 +81,7 @@ def read_capture(path: Path, network: str | None = None) -> list[CapturedCall]:
 def _check_header(path: Path, line: bytes) -> None:
     try:
         header = _HEADER.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise StartError([f"{path}, line 1: {_NOT_ONE}"]) from None
     if header.penstock_capture != VERSION:
         raise StartError(
@@ -86,8 +93,17 @@ def _check_header(path: Path, line: bytes) -> None:
 
 
 def _calls(path: Path, lines: list[bytes]) -> Iterator[CapturedCall]:
+    before_ms = 0.0
     for number, line in enumerate(lines[1:], 2):
         try:
-            yield _CALL.decode(line)
+            call = _CALL.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
             raise StartError([f"{path}, line {number}: {exc}"]) from None
+        except RecursionError:
+            raise StartError([f"{path}, line {number}: is nested too deeply"]) from None
+        if not before_ms <= call.at_ms <= LONGEST_MS:
+            raise StartError(
+                [f"{path}, line {number}: its time must not be before that of the last line, nor after a day"]
+            )
+        before_ms = call.at_ms
+        yield call

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -14,9 +15,12 @@ import pytest
 from aiohttp import web
 
 from proxy.__main__ import main
+from proxy.commands import capture
 from proxy.commands.capture_file import VERSION, CapturedCall, read_capture, write_capture
 from proxy.errors import StartError
+from proxy.store.postgres.captures import CapturedRow
 from tests.service import Service, command_here
+from tests.shipped_tables import TABLES
 
 HOLDER = "0x" + 40 * "4"
 
@@ -223,6 +227,41 @@ def test_file_of_another_version_is_named(tmp_path: Path, capsys: pytest.Capture
         read_capture(file)
     with pytest.raises(StartError, match="cannot be read"):
         read_capture(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("[" * 100_000, "line 3: "),
+        ('[1.0,"dev/mainnet","eth_call",' + "[" * 100_000 + "]" * 100_000 + "]", "line 3: is nested too deeply"),
+        ('[-1,"dev/mainnet","eth_call",[]]', "line 3: its time must not be before"),
+        ('[1e300,"dev/mainnet","eth_call",[]]', "line 3: its time must not be before that of the last line, nor after"),
+        ('[1e999,"dev/mainnet","eth_call",[]]', "line 3: "),
+        ('["1","dev/mainnet","eth_call",[]]', "line 3: "),
+        ('[1,"dev/mainnet"]', "line 3: "),
+        ("\x00", "line 3: "),
+    ],
+)
+def test_hostile_line_is_named(tmp_path: Path, line: str, message: str) -> None:
+    file = captured(tmp_path / "calls", [0.5])
+    file.write_text(f"{file.read_text()}{line}\n")
+    with pytest.raises(StartError, match=message):
+        read_capture(file)
+
+
+def test_capture_ends_before_the_file_is_too_large_to_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(capture, "MOST_BYTES", 100_000)
+    began = datetime.datetime(2026, 11, 18, tzinfo=datetime.UTC)
+    draft = capture.CaptureDraft(TABLES, 1_000_000, began_at=began, ends_at=began + datetime.timedelta(seconds=60))
+    params = orjson.dumps(["0x" + "a" * 2000, "latest"]).decode()
+    number = 0
+    while not draft.is_full:
+        number += 1
+        row = CapturedRow(began, str(number), 0.0, "dev/mainnet", "single", "eth_getCode", params)
+        draft.add(row)
+        assert number < 1000
+    write_capture(tmp_path / "calls", "2026-11-18T12:00:00.000+00:00", draft.calls)
+    assert 90_000 < (tmp_path / "calls").stat().st_size <= 100_000
 
 
 def test_call_at_an_odd_speed_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
