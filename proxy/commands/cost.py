@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any
 
 from proxy.commands import context, output
-from proxy.compose.credit_budgets import budget_of, included_of
+from proxy.compose.credit_budgets import INCLUDED, budget_of, included_of
 from proxy.compose.upstream_ids import upstream_id_of
 from proxy.core.budgets import CreditBudget
 from proxy.core.credits import NANOS_PER_USD, CallPrices, CreditTable, in_usd
@@ -24,7 +24,8 @@ from proxy.store.postgres.spending import COLUMNS, SpendingStore
 from proxy.store.postgres.usage import UsageStore
 
 SHOWN = ("name", "calls", "credits", "usd")
-BUDGETS = ("name", "per", "hard", "credits", "used", "left", "ends", "runs_out")
+BUDGETS = ("name", "per", "hard", "credits", "used", "left", "ends", "runs_out", "set_by")
+MOST_CREDITS = 10**15
 ELSEWHERE = ("network", "method", "calls", "credits", "usd")
 # Rows of one export, and the most days of a report.
 MOST_ROWS, MOST_DAYS = 1_000_000, 1100
@@ -97,6 +98,31 @@ def _print_csv(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         *values, nanos = row.values()
         writer.writerow((*values, in_usd(nanos)))
+
+
+def add_budget(actions: Any) -> None:
+    """`upstreams budget`."""
+    about = "set the credits of a budget in place of the settings, on every host"
+    parser = context.add_action(actions, "budget", about, _set_budget, _source)
+    parser.add_argument("name", help="its name, as `penstock cost --budgets` shows it")
+    change = parser.add_mutually_exclusive_group(required=True)
+    change.add_argument("--credits", type=int, metavar="N", help="credits of a period")
+    change.add_argument("--reset", action="store_true", help="those of the settings again")
+
+
+async def _set_budget(source: CostSource, args: argparse.Namespace) -> None:
+    if args.credits is not None and not 1 <= args.credits <= MOST_CREDITS:
+        raise InvalidRequest(f"--credits must be between 1 and {MOST_CREDITS}")
+    rows = {row["name"]: row for row in await _budgets(source) if not row["budget"].startswith(INCLUDED)}
+    if args.name not in rows:
+        raise NotFound(f"no upstream has a budget {args.name}; there are: {', '.join(rows) or 'none'}")
+    row = rows[args.name]
+    await source.store.set_limit(row["budget"], args.credits, context.COMMAND_LINE.name)
+    after = row["settings"] if args.reset else args.credits
+    await context.record(
+        "admin_set_budget", subject=args.name, before={"credits": row["credits"]}, after={"credits": after}
+    )
+    output.row({"name": args.name, "credits": after, "settings": row["settings"]}, as_json=args.json)
 
 
 async def _budgets(source: CostSource) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from itertools import chain
 from typing import Any
 
-from proxy.commands import certify, connections, context, output, rules
+from proxy.commands import certify, connections, context, cost, output, rules
 from proxy.core.canary import STEPS
 from proxy.core.fleet import last_upstream_of, networks_of
 from proxy.core.trials import Trial, trials_of
@@ -71,6 +71,7 @@ def register(commands: Any) -> None:
     trial.add_argument("label", nargs="?", help="only this one, such as ethereum/mainnet#new")
     certify.add_reporting(trial)
     certify.add_certify(actions)
+    cost.add_budget(actions)
     rules.add_rules(actions)
 
 

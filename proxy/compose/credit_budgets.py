@@ -10,6 +10,9 @@ from proxy.core.credits import CallPrices, CreditTable
 from proxy.settings import Tables
 from proxy.settings.sections import UpstreamSettings
 
+# The beginning of the names of credits that plans include.
+INCLUDED = "included "
+
 
 def prices_of(given: UpstreamSettings, network: Network, tables: Tables) -> tuple[CallPrices, Decimal]:
     """The credits of its calls, and the price of a million of them in US dollars."""
@@ -40,7 +43,7 @@ def included_of(given: UpstreamSettings, upstream_id: str) -> CreditBudget | Non
         return None
     shared = "" if given.budget is None else given.budget.shared
     return CreditBudget(
-        f"included {shared or upstream_id}",
+        f"{INCLUDED}{shared or upstream_id}",
         given.included_credits,
         per="month",
         hard=False,

@@ -40,6 +40,7 @@ class CreditBudget:
         "limit",
         "name",
         "on_short",
+        "own_limit",
         "paced",
         "per",
         "period",
@@ -51,7 +52,8 @@ class CreditBudget:
     ) -> None:
         self.paced = paced
         self.name = name
-        self.limit = limit
+        # That of the settings, and the one that holds.
+        self.own_limit = self.limit = limit
         self.per = per
         self.hard = hard
         self.billing_day = billing_day
@@ -138,6 +140,10 @@ class CreditBudget:
         self.left = 0
         self.remaining = self.allowance = self.limit
         self.is_over = False
+
+    def limit_to(self, limit: int | None) -> None:
+        """An operator has set another limit, or, with None, that of the settings. `allow` makes it hold."""
+        self.limit = self.own_limit if limit is None else limit
 
     def allow(self, day: datetime.date) -> None:
         """It is this day. A paced budget allows the parts of the days up to now."""

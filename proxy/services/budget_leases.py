@@ -1,7 +1,8 @@
 """Leases of the upstreams' budgets, and what follows when one is used up.
 
 The processes of all hosts lease credits of a budget from Postgres and spend them without asking again; credits that they have
-not spent are returned when they stop. While Postgres does not answer, a hard budget gives no more credits than were leased.
+not spent are returned when they stop. A limit that an operator sets is known to all of them within LEASE_S. While Postgres does
+not answer, a hard budget gives no more credits than were leased.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from proxy import telemetry
@@ -46,6 +48,8 @@ class Budgets:
                 # When these are used up, calls have a price, and nothing else changes.
                 self._healths.setdefault(health.meter.included, [])
         self._wake = asyncio.Event()
+        # When the limits that operators have set were read.
+        self._limits_read_at = -math.inf
         # The budgets that were warned about in their present period.
         self._warned: dict[CreditBudget, datetime.date] = {}
         for budget in self._healths:
@@ -80,6 +84,7 @@ class Budgets:
     async def renew(self) -> None:
         """Lease what is needed for the next seconds."""
         now = self._clock()
+        await self._read_limits(now.timestamp())
         for budget, healths in self._healths.items():
             period = budget.begins(now.date())
             if period != budget.period:
@@ -93,6 +98,15 @@ class Budgets:
             for health in healths:
                 health.budget_changed(is_over=budget.is_over)
             self._report(budget, healths, now)
+
+    async def _read_limits(self, now: float) -> None:
+        """Operators change limits rarely, and a lease must not take two queries."""
+        if now - self._limits_read_at < LEASE_S:
+            return
+        found = await self._store.limits()
+        self._limits_read_at = now
+        for budget in self._healths:
+            budget.limit_to(found[budget.name]["credits"] if budget.name in found else None)
 
     def _report(self, budget: CreditBudget, healths: Sequence[UpstreamHealth], now: datetime.datetime) -> None:
         if not healths:

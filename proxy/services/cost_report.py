@@ -15,6 +15,7 @@ from typing import Any
 
 from proxy.core.budgets import CreditBudget, runs_out
 from proxy.core.credits import NANOS_PER_USD, CreditMeter
+from proxy.errors import NotFound
 from proxy.store.postgres.spending import SpendingStore
 from proxy.store.postgres.usage import UsageStore
 
@@ -98,27 +99,45 @@ class Costs:
     async def budgets(self) -> list[dict[str, Any]]:
         return await budget_rows(self._spending, self._budgets)
 
+    async def set_budget(self, name: str, credits_: int | None, by: str) -> tuple[int, dict[str, Any]]:
+        """Set the limit of a budget in all processes; None for that of the settings. Returns the limit before, and the row."""
+        rows = {row["name"]: row for row in await self.budgets()}
+        if name not in rows:
+            raise NotFound(f"no upstream has a budget {name}; there are: {', '.join(rows) or 'none'}")
+        await self._spending.set_limit(rows[name]["budget"], credits_, by)
+        (after,) = [row for row in await self.budgets() if row["name"] == name]
+        return rows[name]["credits"], after
+
 
 async def budget_rows(store: SpendingStore, budgets: Mapping[str, tuple[str, CreditBudget]]) -> list[dict[str, Any]]:
     """Each budget with the credits that are used or leased, and a forecast. `budgets`: by name, with the name to show."""
     now = datetime.datetime.now(datetime.UTC)
     used = await store.used({name: budget.begins(now.date()) for name, (_, budget) in budgets.items()})
-    return [_budget_row(shown, budget, used[name], now) for name, (shown, budget) in budgets.items()]
+    limits = await store.limits()
+    return [_budget_row(shown, budget, used[name], limits.get(name), now) for name, (shown, budget) in budgets.items()]
 
 
-def _budget_row(name: str, budget: CreditBudget, used: int, now: datetime.datetime) -> dict[str, Any]:
+def _budget_row(
+    name: str, budget: CreditBudget, used: int, limit: Mapping[str, Any] | None, now: datetime.datetime
+) -> dict[str, Any]:
+    """`limit`: the one that an operator has set."""
+    credits_ = budget.own_limit if limit is None else limit["credits"]
     begins, ends = (
         datetime.datetime.combine(day, datetime.time(), datetime.UTC)
         for day in (budget.begins(now.date()), budget.ends(now.date()))
     )
-    at = runs_out(used, budget.limit, begins=begins, now=now)
+    at = runs_out(used, credits_, begins=begins, now=now)
     return {
         "name": name,
         "per": budget.per,
         "hard": budget.hard,
-        "credits": budget.limit,
+        "credits": credits_,
         "used": used,
-        "left": budget.limit - used,
+        "left": credits_ - used,
         "ends": ends,
         "runs_out": at if at is not None and at < ends else None,
+        "budget": budget.name,
+        "settings": budget.own_limit,
+        "set_by": None if limit is None else limit["set_by"],
+        "set_at": None if limit is None else limit["set_at"],
     }

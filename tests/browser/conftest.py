@@ -27,6 +27,7 @@ QUICK = {
 }
 
 ON_TRIAL = 'name = "new"\nshadow = 1.0\ncanary = true\nrequests_per_second = 1000\n'
+ON_TRIAL += 'cost = "alchemy"\nbudget = { credits = 1000000 }\n'
 
 
 @pytest.fixture(scope="package")

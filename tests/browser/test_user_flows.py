@@ -852,6 +852,30 @@ async def test_form_shows_all_errors_with_the_labels_of_its_fields(holder: Visit
     await holder.button("Cancel", holder.dialog).click()
 
 
+async def test_budget_is_shown_with_its_forecast_and_changed(operator: Visitor) -> None:
+    page, service, name = operator.page, operator.site.service, "ethereum/hoodi#new"
+    await operator.open("operator/costs")
+    row = page.get_by_role("table", name="Budgets of upstreams").get_by_role("row", name=name)
+    await expect(row).to_contain_text("of 1,000,000")
+    await expect(row).to_contain_text("Not in this period")
+    await row.get_by_role("button", name=f"Change the budget {name}").click()
+    field = operator.dialog.get_by_label("Credits per month")
+    await expect(field).to_have_value("1000000")
+    await field.fill("0")
+    await operator.button("Set budget", operator.dialog).click()
+    await field.fill("2000")
+    await operator.button("Set budget", operator.dialog).click()
+    await expect(row).to_contain_text("of 2,000")
+    await expect(row).to_contain_text("set by")
+    listed = await service.cli_json("cost", "--budgets")
+    assert [(each["credits"], each["set_by"]) for each in listed if each["name"] == name] == [(2000, "development")]
+    assert (await service.cli_json("upstreams", "budget", name, "--reset"))["credits"] == 1_000_000
+    shown = await service.cli_json("audit", "list")
+    changes = [each["after"] for each in shown if (each["action"], each["subject"]) == ("admin_set_budget", name)]
+    assert {"credits": 2000} in changes
+    assert {"credits": 1_000_000} in changes
+
+
 async def test_costs_are_shown_beside_units_and_margins(operator: Visitor) -> None:
     page, service = operator.page, operator.site.service
     today, account = datetime.datetime.now(datetime.UTC).date(), (await service.cli_json("accounts", "list"))[0]

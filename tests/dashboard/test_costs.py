@@ -54,6 +54,16 @@ async def test_operators_see_costs_by_upstream_method_and_account(service: Dashb
     (await (await service.holder()).get("/admin/costs")).fault(401)
 
 
+async def test_only_operators_set_a_budget_that_exists(service: DashboardService) -> None:
+    operator = await service.operator()
+    for wrong in ({"name": "x"}, {"name": "x", "credits": 0}, {"name": "x", "credits": 1.5}, {"credits": 1}):
+        (await operator.post("/admin/budgets", wrong)).fault(400)
+    assert "no upstream has a budget x" in (await operator.post("/admin/budgets", {"name": "x", "credits": 1})).fault(
+        404
+    )
+    (await (await service.holder()).post("/admin/budgets", {"name": "x", "credits": 1})).fault(401)
+
+
 async def test_margin_is_what_the_plan_pays_less_the_cost(service: DashboardService) -> None:
     account = (await service.account(plan="growth"))["id"]
     await write_costs(service, account)

@@ -13,6 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from proxy.core.routing import HEDGE_CEILING_S, HEDGE_FLOOR_S
+from proxy.store.postgres.spending import SpendingStore
 from tests.database import Server
 from tests.http_client import rpc
 from tests.metering_upstream import MeteringUpstream, billing_by
@@ -62,6 +63,39 @@ async def test_hard_budget_holds_over_three_hosts(server: Server) -> None:
         async with hosts(server, 3, given) as workers:
             await asyncio.gather(*[use_up(worker) for worker in workers])
             assert 0.99 * LIMIT <= stub.billed <= LIMIT
+
+
+async def test_limit_that_an_operator_sets_holds_on_all_hosts(server: Server) -> None:
+    """Raised when it is used up, then lowered below what is used, and reset."""
+    chain = Chain()
+    async with scripted(1, chain, billing_by("alchemy")) as (stub,):
+        assert isinstance(stub, MeteringUpstream)
+        given = [{"url": stub.url, "cost": "alchemy", "budget": {"credits": LIMIT // 10}}]
+        async with hosts(server, 3, given) as workers:
+            store = SpendingStore(workers[0].app.pool)
+            (meter,) = workers[0].app.networks.meters()
+            assert meter.budget is not None
+            await asyncio.gather(*[use_up(worker) for worker in workers])
+            assert 0.9 * LIMIT // 10 <= stub.billed <= LIMIT // 10
+            await store.set_limit(meter.budget.name, LIMIT // 5, "ops")
+            await until(lambda: _limits(workers) == {LIMIT // 5})
+            await asyncio.gather(*[use_up(worker) for worker in workers])
+            assert 0.9 * LIMIT // 5 <= stub.billed <= LIMIT // 5
+            used = stub.billed
+            await store.set_limit(meter.budget.name, 1, "ops")
+            await until(lambda: _limits(workers) == {1})
+            await store.set_limit(meter.budget.name, None, "ops")
+            await until(lambda: _limits(workers) == {LIMIT // 10})
+            for number, worker in enumerate(workers):
+                reply = await worker.send(rpc("eth_call", [{"to": ADDRESS, "data": f"0xff{number:02x}"}, "latest"]))
+                assert reply.status == 503
+            assert stub.billed == used
+
+
+def _limits(workers: list[Worker]) -> set[int]:
+    """The limits that workers know and allow."""
+    budgets = [meter.budget for worker in workers for meter in worker.app.networks.meters()]
+    return {budget.allowance if budget.allowance == budget.limit else -1 for budget in budgets if budget is not None}
 
 
 async def test_soft_budget_is_chosen_last(server: Server) -> None:

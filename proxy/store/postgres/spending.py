@@ -83,6 +83,19 @@ class SpendingStore:
             rows = await connection.fetch(sql.spending.used, list(budgets), list(budgets.values()))
         return dict.fromkeys(budgets, 0) | {row["budget"]: row["used"] for row in rows}
 
+    async def limits(self) -> dict[str, dict[str, Any]]:
+        """The limits that operators have set in place of those in the settings, by budget."""
+        async with self._pool.connection(within_s=PATIENT_S) as connection:
+            return {row["budget"]: dict(row) for row in await connection.fetch(sql.spending.limits)}
+
+    async def set_limit(self, budget: str, credits_: int | None, by: str) -> None:
+        """`credits_`: None for the limit of the settings."""
+        async with self._pool.connection() as connection:
+            if credits_ is None:
+                await connection.execute(sql.spending.clear_limit, budget)
+            else:
+                await connection.execute(sql.spending.set_limit, budget, credits_, by)
+
     async def calls(self, since: datetime.date) -> list[tuple[str, str, int]]:
         """The calls to metered upstreams since a day: network, method, and how many."""
         async with self._pool.connection() as connection:

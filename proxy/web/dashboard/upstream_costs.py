@@ -1,4 +1,4 @@
-"""/admin/costs, /admin/trials and the promotion of upstreams: what they cost, and how those on trial compare, for operators."""
+"""What upstreams cost, their budgets, how those on trial compare, and their promotion: /admin/costs and more, for operators."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class CostHandlers:
     def handlers(self) -> dict[str, SessionHandler]:
         return {
             "admin_read_costs": self.read,
+            "admin_set_budget": self.set_budget,
             "admin_list_trials": self.trials,
             "admin_promote": self.promote,
             "admin_withdraw": self.withdraw,
@@ -42,6 +43,12 @@ class CostHandlers:
             "accounts": [_account(each) for each in found.accounts],
             "budgets": [_budget(each) for each in await self._costs.budgets()],
         }
+
+    async def set_budget(self, request: SessionRequest) -> RestReply:
+        name, by = request.body["name"], request.who.name
+        before, row = await self._costs.set_budget(name, request.body["credits"], by)
+        data = {"name": name, "credits": row["credits"], "settings_credits": row["settings"]}
+        return RestReply(data, subject=name, changes=({"credits": before}, {"credits": row["credits"]}))
 
     async def trials(self, _request: SessionRequest) -> dict[str, Any]:
         ids = self._fleet.cordons.canary_ids
@@ -96,6 +103,9 @@ def _budget(row: Mapping[str, Any]) -> dict[str, Any]:
         **{name: row[name] for name in ("name", "per", "hard", "credits", "used")},
         "ends_at": time_of(row["ends"]),
         "runs_out_at": time_of(row["runs_out"]),
+        "settings_credits": row["settings"],
+        "set_by": row["set_by"],
+        "set_at": time_of(row["set_at"]),
     }
 
 

@@ -1696,6 +1696,14 @@ create table budget_periods (
     primary key (budget, begins)
 );
 
+-- Limits that operators have set in place of those in the settings.
+create table budget_limits (
+    budget text primary key,
+    credits bigint not null check (credits > 0),
+    set_by text not null,
+    set_at timestamptz not null default now()
+);
+
 -- Lease a part of a budget; returns the granted credits, and how many are left for others.
 create function lease_budget(of_budget text, of_period date, wanted bigint, most bigint, out granted bigint, out remaining bigint)
 language plpgsql as $$

@@ -62,3 +62,14 @@ update budget_periods set used = greatest(0, used - $3) where budget = $1 and be
 -- The credits of budgets that are used or leased, for the periods that begin on these days.
 select b.budget, b.used from budget_periods b
 join unnest($1::text[], $2::date[]) as given (budget, begins) on (b.budget, b.begins) = (given.budget, given.begins);
+
+-- limits
+-- The limits that operators have set.
+select budget, credits, set_by, set_at from budget_limits;
+
+-- set_limit
+insert into budget_limits (budget, credits, set_by) values ($1, $2, $3)
+on conflict (budget) do update set credits = excluded.credits, set_by = excluded.set_by, set_at = now();
+
+-- clear_limit
+delete from budget_limits where budget = $1;

@@ -18,7 +18,7 @@ const ACTIONS = {
   account_accept_invitation: "Joined the account", update_member: "Changed a role",
   admin_sign_in: "Signed in as operator", admin_sign_out: "Signed out as operator",
   admin_cordon: "Cordoned an upstream", admin_uncordon: "Uncordoned an upstream",
-  admin_promote: "Promoted an upstream", admin_withdraw: "Withdrew an upstream", canary_step: "Changed the share of an upstream",
+  admin_promote: "Promoted an upstream", admin_withdraw: "Withdrew an upstream", admin_set_budget: "Set the budget of an upstream", canary_step: "Changed the share of an upstream",
   start_capture: "Captured calls",
   admin_create_announcement: "Announced", admin_delete_announcement: "Deleted an announcement",
   admin_token_create: "Created an operator token", admin_token_revoke: "Revoked an operator token",
