@@ -231,7 +231,7 @@ REASONS = {
     "wire/write_buffer:WriteBuffer": "the writes of one turn of the loop",
     "web/websocket/socket_output:FlushQueue": "sockets with unsent frames, each once, written in slices",
     "store/valkey/valkey_link:ValkeyLink": "commands for limits: one at a time for each account",
-    "services/rpc/verifier:_checks": "an account has 8 calls at a time, and checks take milliseconds",
+    "services/rpc/reply_checks:_checks": "an account has 8 calls at a time, a candidate one, and checks take milliseconds",
     # Caches that only save work. An account can replace the entries of others, at a higher cost than it causes.
     "core/caching:_digests": "8,192 digests; computing one takes a microsecond",
     "core/encodings:EncodedResults": "compressed forms of cached replies; compressing one again takes less than a call",
@@ -304,7 +304,7 @@ def test_places_are_found_in_every_form() -> None:
     assert kinds["wire/fetcher:Fetcher._turns"] == "ConnectionQueue", "inside of a dict"
     assert kinds["services/bundler/lookup:OperationLookup._wide"] in ("ConnectionQueue", "defaultdict")
     assert kinds["web/front/request_headers:RequestHeaderReader._names"] == "dict"
-    assert kinds["services/rpc/verifier:_checks"] == "ThreadPoolExecutor", "a variable of a module"
+    assert kinds["services/rpc/reply_checks:_checks"] == "ThreadPoolExecutor", "a variable of a module"
     assert kinds["wire/http1:_kind"] == "lru_cache"
     assert kinds["core/usage:ChartLine.points"] == "dict", "a field of a dataclass"
     assert "default executor" in kinds.values()

@@ -6,6 +6,7 @@ import asyncio
 import html
 import itertools
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,12 +18,13 @@ from aiohttp import web
 from proxy.__main__ import main
 from proxy.core.trials import Trial
 from proxy.services.rpc.shadow import MOST_WAITING
+from proxy.wire.upstream import MAX_REPLY_BYTES
 from tests.real_harness import ADDRESS, BASE, DEV
 from tests.real_nodes import RealNode, geth_nodes
 from tests.rpc_harness import RpcHarness, rpc_harness
-from tests.rpc_upstreams import Refused
+from tests.rpc_upstreams import Chain, Refused, scripted
 from tests.service import node_session, until
-from tests.web.worker import on_uvloop, running_worker
+from tests.web.worker import LIVE, on_uvloop, running_worker
 
 NO_CACHE = {"enabled": False}
 CONFIG = """
@@ -109,6 +111,55 @@ async def test_candidate_that_hangs_costs_clients_nothing() -> None:
             await harness.result("eth_getBalance", [CLIENT, hex(800 + number)])
         assert trial.skipped >= 18
         assert harness.upstreams[1].count("eth_getBalance") == 1
+
+
+@pytest.mark.parametrize("kind", ["long", "deep", "endless"])
+@on_uvloop
+async def test_candidate_that_floods_costs_clients_nothing(kind: str) -> None:
+    """Its replies are long, nested, or do not end. They are not decoded while clients wait."""
+    sent = 0
+
+    async def flood(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        call = await request.json()
+        if call["method"] != "eth_getBalance":
+            return web.json_response({"jsonrpc": "2.0", "id": call["id"], "result": "0x3e8"})
+        start, end = b'{"jsonrpc":"2.0","id":%d,"result":' % call["id"], b"}"
+        if kind == "deep":
+            return web.Response(body=start + b"[" * 60_000 + b"]" * 60_000 + end, content_type="application/json")
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        await response.write(start + b"[1")
+        while kind == "endless" or sent < 20 << 20:
+            await response.write(b",1" * 50_000)
+            sent += 100_000
+        await response.write(b"]" + end)
+        return response
+
+    application = web.Application()
+    application.router.add_post("/", flood)
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/"
+        async with scripted(1, Chain()) as (good,):
+            given: list[dict[str, Any]] = [{"url": good.url}, {**TRIED, "url": url}]
+            async with running_worker({LIVE: given}, cache=NO_CACHE) as worker:
+                harness = RpcHarness(worker, None, [good], LIVE)  # type: ignore[arg-type]
+                await harness.look()
+                (shadow,) = harness.route.shadows
+                longest_s = 0.0
+                await harness.result("eth_getBalance", [CLIENT, "0x320"])
+                while not shadow.trial.total.reads:
+                    began = time.monotonic()
+                    await harness.result("eth_chainId")
+                    longest_s = max(longest_s, time.monotonic() - began)
+                assert shadow.trial.total.outcomes["same"] == 0
+                assert longest_s < 1.0
+                assert sent <= 2 * MAX_REPLY_BYTES
+    finally:
+        await runner.cleanup()
 
 
 @on_uvloop

@@ -26,12 +26,15 @@ from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.network_state import NetworkState
 from proxy.services.rpc.probe import Probe, look_up
+from proxy.services.rpc.reply_checks import SMALL, off_loop
 from proxy.wire.upstream import Upstream
 
 # Reads that wait, and the bytes of their params and replies. A larger read is not compared.
 MOST_WAITING: Final = 64
 MOST_BYTES: Final = 4_194_304
 LARGEST_READ: Final = 262_144
+# A reply of the candidate that is longer than twice ours by this much is another one. It is not decoded: that may take seconds.
+LARGER: Final = 65_536
 # Shares are counted in millionths, so that they add up.
 WHOLE: Final = 1_000_000
 # How long the candidate may take.
@@ -154,7 +157,7 @@ class Shadow:
         elif read.is_error:
             members = ("error",)
         else:
-            members = differences(read.policy, read.reply, result)
+            members = await differences(read.policy, read.reply, result)
             if not members:
                 return "same", ()
         return await self._second_look(read, members)
@@ -196,7 +199,7 @@ class Shadow:
                 return ("behind" if is_behind else "same"), ()
             is_clear = all(probe.is_answered for probe in probes)
             return ("different", members) if is_clear else ("error", ())
-        found = differences(policy, ours, theirs)
+        found = await differences(policy, ours, theirs)
         return ("different", found) if found else (("behind" if is_behind else "same"), ())
 
 
@@ -211,9 +214,17 @@ def is_comparable(policy: MethodPolicy, params: bytes, tip: int) -> bool:
     return policy.last_block(params, tip) == policy.last_block(params, tip + 1) <= tip
 
 
-def differences(policy: MethodPolicy, ours: bytes, theirs: bytes) -> tuple[str, ...]:
+async def differences(policy: MethodPolicy, ours: bytes, theirs: bytes) -> tuple[str, ...]:
     if ours == theirs:
         return ()
+    if len(theirs) > 2 * len(ours) + LARGER:
+        return (".",)
+    if len(ours) + len(theirs) <= SMALL:
+        return _differences(policy, ours, theirs)
+    return await off_loop(_differences, policy, ours, theirs)
+
+
+def _differences(policy: MethodPolicy, ours: bytes, theirs: bytes) -> tuple[str, ...]:
     try:
         return differing_members(ours or NULL, theirs, policy.volatile)
     except _UNREADABLE:

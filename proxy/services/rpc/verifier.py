@@ -14,7 +14,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -52,6 +51,7 @@ from proxy.services.rpc.calls import PendingReply, RpcError, call_upstream
 from proxy.services.rpc.flights import Call, Caller, Flight, next_id
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
+from proxy.services.rpc.reply_checks import SMALL, off_loop
 from proxy.tasks import Tasks
 from proxy.tracing import CallTrace, Span, below, current_span
 from proxy.wire.upstream import Upstream
@@ -72,11 +72,8 @@ PAYING_S = 0.8 * LONGEST_S
 BLOCK_CHECK_S = 0.05
 # Characters of a contradiction that operators see.
 MOST_SHOWN = 300
-# Larger results are not compared. Those above SMALL are read in the thread.
-MOST_COMPARED, SMALL = 4 << 20, 1 << 14
-# Checks take turns in one thread of their own: more threads would starve the loop, and the default ones compress replies for
-# other clients.
-_checks = ThreadPoolExecutor(1, "verifier")
+# Larger results are not compared.
+MOST_COMPARED = 4 << 20
 # Errors of reading a reply. One upstream must not keep others from verifying a call.
 UNREADABLE = (msgspec.DecodeError, RecursionError, ValueError)
 # A caller, the policy of its method, and its params.
@@ -485,13 +482,13 @@ class VerifiedCall:
     async def _blame_refuted(self, suspects: Sequence[tuple[UpstreamSource, str]], proven: ReplyVote) -> None:
         for source, reason in suspects:
             self._blame(source.upstream, reason=reason)
-            reply = await _off_loop(msgspec.json.encode, source.last_reply)
+            reply = await off_loop(msgspec.json.encode, source.last_reply)
             vote = ReplyVote(source.upstream, await self._digest_of(reply), result=reply)
             self._keep("refuted", vote, [proven], reason)
 
     async def _digest_of(self, result: bytes) -> str:
         digest = partial(digest_of, volatile=self._policy.volatile)
-        return digest(result) if len(result) <= SMALL else await _off_loop(digest, result)
+        return digest(result) if len(result) <= SMALL else await off_loop(digest, result)
 
     def _keep(self, kind: ContradictionKind, vote: ReplyVote, others: Sequence[ReplyVote], reason: str = "") -> None:
         """Keep a reply and the one that contradicts it."""
@@ -627,7 +624,7 @@ class UpstreamSource:
         return self._call.has_one_upstream
 
     async def off_loop(self, check: Callable[..., T], *values: Any) -> T:
-        return await _off_loop(check, *values)
+        return await off_loop(check, *values)
 
 
 async def _answer_agreed(answer: VerifiedAnswer, votes: Sequence[ReplyVote], volatile: frozenset[str]) -> None:
@@ -636,15 +633,11 @@ async def _answer_agreed(answer: VerifiedAnswer, votes: Sequence[ReplyVote], vol
         return
     results = [vote.result for vote in votes]
     agree = partial(agreed_result, results, volatile)
-    answer.result(agree() if len(results[0]) <= SMALL else await _off_loop(agree))
+    answer.result(agree() if len(results[0]) <= SMALL else await off_loop(agree))
 
 
 def _refused(method: str, how: Verification, reason: str) -> InvalidRequest:
     return InvalidRequest(f"{method} cannot be verified by {how}: {reason}")
-
-
-async def _off_loop(check: Callable[..., T], *values: Any) -> T:
-    return await asyncio.get_running_loop().run_in_executor(_checks, check, *values)
 
 
 # Calls that can never be verified, as far as their params and the configuration say. No retry helps, so they are refused.
