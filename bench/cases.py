@@ -16,6 +16,7 @@ Kind = Literal[
     "rate", "bytes", "latency", "workers", "idle", "cached", "admission", "fanout", "turn", "sockets", "filters", "index",
     "pages", "balances", "sponsor", "matching", "delivery", "usage", "faults", "overload",
     "attacks", "cpu", "mixed", "hedge", "records", "verify", "packed", "spans", "paired", "costs", "transfers",
+    "routing",
 ]  # fmt: skip
 
 ALL = ("nginx", "nginx+lua", "haproxy", "relay", "plain", "penstock")
@@ -43,6 +44,8 @@ ALL_HEALTHY = "all healthy"
 NO_VALKEY = "without Valkey"
 # The same code without the lines for traces, or the same call with tracing off.
 NO_TRACES = "without traces"
+# Upstreams that are chosen by latency alone.
+LATENCY_ONLY = "by latency alone"
 # The same call without verification.
 NOT_VERIFIED = "not verified"
 # Penstock's own p99 without a back-fill, and the page of an address with ten transfers.
@@ -577,6 +580,14 @@ CASES = (
         unit="ms",
         candidates=ALONE,
         aims=(at_most(50.0), Aim(1.5, at_most=True, over=FEW_ADDRESSES)),
+    ),
+    Case(
+        "routing",
+        "a day of mixed calls on an own node and three providers, chosen by price among those that are equally fast",
+        kind="routing",
+        unit="US$ per million calls",
+        candidates=ALONE,
+        aims=at_most_times(LATENCY_ONLY, {"cost": 0.8, "p99": 1.05}),
     ),
     Case(
         "usage",

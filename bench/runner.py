@@ -25,6 +25,7 @@ from bench import (
     matching,
     memory,
     records,
+    routing_costs,
     service,
     sockets,
     spans,
@@ -107,6 +108,13 @@ class Runner:
     def _run_matching(self, case: Case) -> None:
         found = matching.rounds(self.rounds)
         self._show_rows(case, {FEW_ADDRESSES: Row(found[matching.FEW]), "penstock": Row(found[matching.MANY])})
+
+    def _run_routing(self, case: Case) -> None:
+        found = routing_costs.rounds(self.rounds)
+        for aim in case.aims:
+            rows = {name: Row(values) for name, values in found[aim.figure].items()}
+            unit = routing_costs.FIGURES[aim.figure]
+            self._show(Figure(case, f"{case.name}/{aim.figure}", f"{case.title}: {aim.figure}", unit, rows, (aim,)))
 
     # --- rates --------------------------------------------------------------------------------------------------------
 
@@ -757,6 +765,7 @@ RUNS: Mapping[Kind, Callable[[Runner, Case], None]] = {
     "turn": Runner._run_fan,
     "sockets": Runner._run_sockets,
     "matching": Runner._run_matching,
+    "routing": Runner._run_routing,
     "usage": Runner._run_usage,
     "faults": Runner._run_faults,
     "overload": Runner._run_overload,
