@@ -277,12 +277,12 @@ class ReplayPool:
             connection.abort()
 
 
-class _Reply(msgspec.Struct):
+class _ReplyMembers(msgspec.Struct):
     result: msgspec.Raw = msgspec.Raw()
     error: msgspec.Raw = msgspec.Raw()
 
 
-_reply: Callable[[bytes], Any] = msgspec.json.Decoder(_Reply).decode
+_reply: Callable[[bytes], Any] = msgspec.json.Decoder(_ReplyMembers).decode
 
 
 def outcome_of(status: int, body: bytes) -> str:

@@ -38,7 +38,7 @@ class Broadcast(WholeResultWaiter):
         self._caller = caller
         self._open = 0
         self._call: Call | None = None
-        self._chosen: list[Upstream] = []
+        self._chosen: tuple[Upstream, ...] = ()
         self._error = b""
         self._fault: Fault | None = None
 
@@ -54,7 +54,7 @@ class Broadcast(WholeResultWaiter):
                 break
             tried |= 1 << upstream.health.index
             known |= _of_operator(route, upstream.health.operator)
-            self._chosen.append(upstream)
+            self._chosen = (*self._chosen, upstream)
         # A retry must not go to an upstream that has another of these flights.
         self._call = Call(
             call.policy,
