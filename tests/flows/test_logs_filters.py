@@ -260,7 +260,7 @@ async def test_traces_of_many_addresses_are_split_and_joined_in_order_without_do
             raise Refused(-32602, f"too many addresses: the maximum number of addresses is {most}")
         return wanted(params[0])
 
-    filters = {"fromAddress": many(6), "toAddress": many(5), "mode": mode}
+    filters: dict[str, Any] = {"fromAddress": many(6), "toAddress": many(5), "mode": mode}
     async with rpc_harness(2) as harness:
         for upstream in harness.upstreams:
             upstream.answers["trace_filter"] = traces
