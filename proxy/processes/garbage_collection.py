@@ -3,7 +3,8 @@
 By default the interpreter collects after so many new objects, wherever that happens, and visits each young object with all its
 members: also the parsed bodies of large requests, which are freed by reference a moment later. Beside a hundred clients that
 send such bodies, these collections stopped the event loop for 3 to 25 ms at a time, 3 % of its time in all. Here an object is
-visited once while it is young, with few others, and then about every two minutes.
+visited once while it is young, with few others, and then about every two minutes. The interpreter's count of young objects also
+goes down when an old one is freed, so it may be far too low: how long a collection took says when the next one is due.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import gc
 import time
 from typing import Final
 
-# A collection of young objects begins once there are this many more than after the last one, which it visits in a few
-# milliseconds, or after this time: objects in cycles are kept until then, and some hold a request's body.
+# A collection of young objects begins once there are this many more than after the last one, or when it would take as long as
+# this if they became more as fast as before, or after this time: objects in cycles are kept until then, and some hold a
+# request's body.
 MOST_YOUNG: Final = 2_000
+YOUNG_S: Final = 0.001
 LONGEST_S: Final = 2.0
 # How often the objects are counted.
 COUNT_S: Final = 0.05
@@ -43,7 +46,9 @@ async def collect_rarely() -> None:
         if started < young_at and gc.get_count()[0] < MOST_YOUNG:
             continue
         gc.collect(ALL if started >= full_at else YOUNG)
-        ended = time.monotonic()
-        young_at = ended + LONGEST_S
+        since_s, ended = started - ended, time.monotonic()
+        took_s = ended - started
         if started >= full_at:
-            full_at = ended + max(FULL_AFTER_S, (ended - started) * PAUSE_RATIO)
+            young_at, full_at = ended + LONGEST_S, ended + max(FULL_AFTER_S, took_s * PAUSE_RATIO)
+        else:
+            young_at = ended + min(LONGEST_S, since_s * YOUNG_S / max(took_s, 1e-6))

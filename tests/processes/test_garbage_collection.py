@@ -52,3 +52,23 @@ async def test_objects_in_cycles_are_freed_after_a_while() -> None:
             await freed.wait()
     finally:
         await tasks.close()
+
+
+@pytest.mark.usefixtures("taken_over")
+async def test_collections_stay_short_while_old_objects_make_room_for_young_ones() -> None:
+    """The interpreter's count of young objects stays low then."""
+    old: list[list[int]] = [[] for _ in range(700_000)]
+    gc.collect()
+    young: list[list[int]] = []
+    tasks = Tasks()
+    tasks.start("collect garbage", garbage_collection.collect_rarely)
+    try:
+        before = gc.get_stats()[garbage_collection.YOUNG]["collections"]
+        async with asyncio.timeout(3 * garbage_collection.LONGEST_S):
+            while gc.get_stats()[garbage_collection.YOUNG]["collections"] < before + 5:
+                del old[-1000:]
+                young += [[] for _ in range(1000)]
+                await asyncio.sleep(0.01)
+    finally:
+        await tasks.close()
+    assert len(old) + len(young) == 700_000
