@@ -387,6 +387,22 @@ async def test_head_never_goes_back() -> None:
 
 
 @on_uvloop
+async def test_result_of_an_upstream_that_is_found_on_another_branch_is_a_last_resort() -> None:
+    for is_another_left in (True, False):
+        async with dispatching(2) as (route, _):
+            flight, outcome = launched(route)
+            forked = carrier(flight)
+            forked.health.set_standing("forked", time.monotonic())
+            if not is_another_left:
+                spend_all(route.dispatcher)
+            replies(flight, b'"result":"0x1"')
+            if is_another_left:
+                assert (outcome.received, carrier(flight) is not forked) == ([], True)
+                replies(flight, b'"result":"0x2"')
+            assert outcome.received == [b'"0x2"' if is_another_left else b'"0x1"']
+
+
+@on_uvloop
 async def test_empty_result_of_an_upstream_that_is_behind_is_kept_until_another_has_replied() -> None:
     method = "eth_getTransactionReceipt"
     async with dispatching() as (route, _):

@@ -353,9 +353,9 @@ class Dispatcher(FlightHandler):
         upstream.health.succeeded(took_s, policy.method.name)
         if flight.suspects:
             flight.blame_suspects(now)
-        if policy.method.empty and is_doubtful(self.state, flight, upstream, reply.result):
+        if doubt := doubt_of(self.state, flight, upstream, reply.result):
             flight.keep_fallback(bytes(reply.result))
-            flight.note(upstream, flight.last_began, now, "empty, and the upstream is behind")
+            flight.note(upstream, flight.last_began, now, doubt)
             if flight.is_under_way() or self._send_another(flight, now):
                 return
         result = reply.result
@@ -856,10 +856,15 @@ def error_for_caller(flight: Flight, reply: UpstreamReply, verdict: UpstreamErro
 # Results that may lack the newest blocks
 
 
-def is_doubtful(state: NetworkState, flight: Flight, upstream: Upstream, result: msgspec.Raw) -> bool:
-    """Whether a result is empty and its upstream may not have the block yet."""
-    policy = flight.policy
-    return upstream.health.head < state.heads.tip and policy.family.is_empty(policy.method, bytes(result))
+def doubt_of(state: NetworkState, flight: Flight, upstream: Upstream, result: msgspec.Raw) -> str:
+    """Why another upstream may have a better result: the result is empty and its upstream may not have the block yet, or the
+    upstream was found on another branch while the call was under way."""
+    policy, health = flight.policy, upstream.health
+    if health.standing == "forked":
+        return "the upstream is on another branch"
+    if policy.method.empty and health.head < state.heads.tip and policy.family.is_empty(policy.method, bytes(result)):
+        return "empty, and the upstream is behind"
+    return ""
 
 
 def may_lack_blocks(
