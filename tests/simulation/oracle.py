@@ -654,7 +654,7 @@ class Oracle:
         if not block.private_to or call.sent_s - block.left_at_s < FORK_FOUND_S:
             return
         upstreams = [each for each in self.upstreams if each.tree is tree]
-        if 2 * sum(each.votes for each in upstreams) > len(upstreams):
+        if 2 * sum(each.voted_at(call.sent_s) for each in upstreams) > len(upstreams):
             self.violate("branch", f"{call!r} shows {block!r}, which left the network at {block.left_at_s:.3f} s")
 
     # Other rules

@@ -188,12 +188,11 @@ class SimUpstream:
         last_s = max(self._failed_s, self._network.last_fault_s(self.address))
         return self.now_s - last_s > RELIABLE_AFTER_S
 
-    @property
-    def votes(self) -> bool:
-        """Whether it has reported the network's heads lately, apart from faults of single calls."""
+    def voted_at(self, moment_s: float) -> bool:
+        """Whether it has reported the network's heads for some time before this moment, apart from faults of single calls."""
         if self.nature.wrong_chain or self.nature.head_liar or self._spell or self._network.has_cuts(self.address[0]):
             return False
-        return self.now_s - self._well_since_s > VOTES_AFTER_S
+        return moment_s - self._well_since_s > VOTES_AFTER_S
 
     @property
     def has_failed_lately(self) -> bool:
@@ -272,7 +271,8 @@ class SimUpstream:
         """Everything is well from now on. Connections that froze stay frozen."""
         self._habits, self._weather, self._spells = STEADY, CALM, ()
         self._lag_s, self._stuck, self._is_forking, self._is_silent = self.nature.sees_after_s, None, False, False
-        self._spell = ""
+        if self._spell:
+            self._spell, self._well_since_s = "", self.now_s
         if self._is_paused:
             self._wake()
         self.open()
