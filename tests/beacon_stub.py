@@ -84,6 +84,9 @@ class BeaconStub:
             case ["eth", "v1", "beacon", "states", word, "validators"] if request.method == "POST":
                 wanted = orjson.loads(await request.read())
                 return self._final(word, {"ids": wanted["ids"]})
+            case ["eth", "v1", "beacon", "states", word, "validator_balances"] if request.method == "POST":
+                balances = [{"index": each, "balance": "32000000000"} for each in orjson.loads(await request.read())]
+                return self._final(word, balances)
             case ["eth", _, "beacon", kind, word, *more]:
                 return self._about(request, kind, word, more)
             case _:

@@ -24,7 +24,6 @@ from proxy.compose.smart_wallets import SmartWalletFeature
 from proxy.compose.webhooks import WebhookFeature
 from proxy.compose.worker_loops import sweep, update_date, write_counts
 from proxy.core.dashboard_links import site_of
-from proxy.core.rest_routes import VERBS
 from proxy.errors import Unavailable
 from proxy.memory_budget import MemoryBudget
 from proxy.services.accounts.socket_caps import SocketCaps
@@ -80,9 +79,10 @@ from proxy.web.request_targets import TargetReader
 from proxy.web.rest.endpoint import RestEndpoints, RestHandler
 from proxy.web.rest.requests import RequestRecordHandlers
 from proxy.web.rest.usable_networks import UsableNetworks
+from proxy.web.rest_targets import RestTargets
 from proxy.web.rpc.handler import RpcHandler
 from proxy.web.rpc.paymaster import PaymasterHandler
-from proxy.web.rpc.rest_handler import REST_PATH, RestCallHandler
+from proxy.web.rpc.rest_handler import OPERATIONS, RestCallHandler
 from proxy.web.websocket.client_sockets import ClientSockets
 from proxy.web.websocket.handshake import SOCKET_PATH, Handshake
 from proxy.web.websocket.socket_context import SocketContext
@@ -246,7 +246,7 @@ class App:
         """Everything that aiohttp serves: the API, the pages and the WebSocket handshake."""
         server = self.settings.server
         self.api_spec = api_spec.load(SCHEMAS)
-        cross_origin = CrossOrigin({*routes.roots_for_keys(self.api_spec), routes.REST_ROOT}, server.cors_origins)
+        cross_origin = CrossOrigin(routes.roots_for_keys(self.api_spec), server.cors_origins)
         self.api = api = ApiMiddleware(
             self.admission,
             self.limiter,
@@ -259,6 +259,7 @@ class App:
         largest = max(server.max_body_bytes, self.settings.webhooks.max_body_bytes)
         self.web = web.Application(middlewares=[api.middleware], client_max_size=largest)
         self.sockets = self._sockets()
+        self.rest_targets = RestTargets(self.networks)
         resolver = NetworkResolver(self._tables.chains, self.networks, self.admission)
         served = [route.network for route in self.networks.routes.values()]
         published = PublishedSpec(self.api_spec, self._tables, served)
@@ -266,9 +267,6 @@ class App:
         self.web.add_routes(pages.routes())
         self.web.add_routes(routes.of_spec(self.api_spec, self._handlers(api, resolver)))
         self.web.add_routes([web.get(SOCKET_PATH, Handshake(api, resolver, self.sockets).answer, allow_head=False)])
-        shown = self.settings.rpc.show_upstream
-        rest = RestCallHandler(api, resolver, self.rpc, self.networks, self.sockets, shows_upstream=shown)
-        self.web.add_routes([web.route(verb, REST_PATH, rest.answer, expect_handler=routes.expect) for verb in VERBS])
         aliases = load_aliases(self.settings.aliases, self._tables, own=self.settings.data_files.directory)
         self._targets = TargetReader(aliases, routes.own_roots(self.web))
 
@@ -345,7 +343,9 @@ class App:
 
     def _rpc_handlers(self, api: ApiMiddleware, resolver: NetworkResolver) -> dict[str, Handler]:
         shown = self.settings.rpc.show_upstream
+        rest = RestCallHandler(api, resolver, self.rpc, self.rest_targets, self.sockets, shows_upstream=shown)
         return {
+            **dict.fromkeys(OPERATIONS.values(), rest.answer),
             "rpc_call": RpcHandler(api, resolver, self.rpc, shows_upstream=shown).answer,
             "bundler_call": RpcHandler(
                 api,

@@ -53,6 +53,8 @@ class Parameter:
     schema: Mapping[str, Any]
     validator: jsonschema_rs.Draft202012Validator
     words: ValidationMessages
+    # Whether it is a path of its own, whose slashes are not encoded (`x-slashes`).
+    has_slashes: bool
 
     def read(self, text: str, errors: ParameterErrors) -> Any:
         """The typed value. If it is invalid, an error is added."""
@@ -325,6 +327,7 @@ def _parameter(document: dict[str, Any], spec: dict[str, Any], words: Validation
         whole,
         _validator(whole),
         words,
+        spec.get("x-slashes", False),
     )
 
 

@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from aiohttp import HttpVersion11, web
 
 from proxy.web.api_middleware import CONTINUE, Handler
-from proxy.web.api_spec import ApiSpec
+from proxy.web.api_spec import ApiOperation, ApiSpec
 
 BASE = "/v1"
-# The routes of chains with a REST API. OpenAPI cannot describe a path of any length, so the API spec's introduction does.
-REST_ROOT = f"{BASE}/rest"
 
 
 def of_spec(spec: ApiSpec, handlers: Mapping[str, Handler]) -> list[web.RouteDef]:
@@ -19,9 +17,18 @@ def of_spec(spec: ApiSpec, handlers: Mapping[str, Handler]) -> list[web.RouteDef
     if differing := set(spec.operations) ^ set(handlers):
         raise ValueError(f"operations and handlers differ: {sorted(differing)}")
     return [
-        web.route(operation.method, BASE + operation.path, handlers[operation.id], expect_handler=expect)
+        web.route(operation.method, BASE + _pattern(operation), handlers[operation.id], expect_handler=expect)
         for operation in spec.operations.values()
     ]
+
+
+def _pattern(operation: ApiOperation) -> str:
+    """The path as aiohttp matches it. A parameter that is a path takes all segments that follow."""
+    found = operation.path
+    for name, parameter in operation.path_parameters.items():
+        if parameter.has_slashes:
+            found = found.replace(f"{{{name}}}", f"{{{name}:.*}}")
+    return found
 
 
 def roots_for_keys(spec: ApiSpec) -> set[str]:

@@ -27,7 +27,15 @@ expect.set_options(timeout=WAIT_MS)
 # Sections of every kind.
 SECTIONS = (
     *("overview", "limits", "compute-units", "errors", "receiving-webhooks", "types", "tag-webhooks"),
-    *("rpc_call", "event-token_transfer", "event-NEW_BLOCK", "account_create_webhook", "admin_list_networks"),
+    *(
+        "rpc_call",
+        "rest_get",
+        "rest_post",
+        "event-token_transfer",
+        "event-NEW_BLOCK",
+        "account_create_webhook",
+        "admin_list_networks",
+    ),
 )
 
 

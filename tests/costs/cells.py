@@ -114,13 +114,13 @@ SPEC = api_spec.load(SCHEMAS)
 DOCUMENT: dict[str, Any] = SPEC.document
 INPUTS = Inputs(DOCUMENT)
 TABLES = shipped_tables()
-# Served as JSON-RPC below.
-JSON_RPC = frozenset({"rpc_call", "bundler_call", "paymaster_call"})
+# These have rows for each kind of method or route below.
+BY_METHOD = frozenset({"rpc_call", "rest_get", "rest_post", "bundler_call", "paymaster_call"})
 
 
 def rows() -> Iterator[Row]:
     for operation in SPEC.operations.values():
-        if operation.id not in JSON_RPC:
+        if operation.id not in BY_METHOD:
             yield operation_row(operation)
     for family, network in (("evm", EVM), ("svm", SVM)):
         for kind, method in kinds_of(family, network.split("/")[0]).items():

@@ -64,7 +64,7 @@ async def test_records_usage_and_deliveries_of_others_are_still_written(driver: 
 
 def test_every_operation_and_every_kind_of_subscription_has_a_row() -> None:
     names = {row.name for row in cells.rows()}
-    assert set(cells.SPEC.operations) - cells.JSON_RPC <= names
+    assert set(cells.SPEC.operations) - cells.BY_METHOD <= names
     methods = {row.method for row in cells.subscriptions()} | {name.removeprefix("rest ") for name in names}
     of_families = [method for family in cells.TABLES.methods.values() for method in family.values()]
     assert {each.name for each in of_families if each.kind == "subscription" and not _ends(each.name)} <= methods

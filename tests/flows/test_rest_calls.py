@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import re
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from proxy.core.access import AllowedUses, Key, Limits
 from proxy.core.rest_routes import template_fault
+from proxy.settings import SCHEMAS
+from proxy.web import api_spec
+from proxy.web.docs.client_code import LANGUAGES, client_module
 from tests.beacon_stub import LARGE_STATE, BeaconStub, beacon_stub
 from tests.client_scripts import run_script
 from tests.http_client import Reply
@@ -400,3 +407,32 @@ async def test_no_hostile_path_reaches_an_unlisted_route() -> None:
 @pytest.mark.parametrize("name", ["GET eth", "PUT /x", "GET /x/../y", "GET /x//y", "GET /{a}/{a}", "GET /x?y"])
 def test_bad_route_is_refused_at_start(name: str) -> None:
     assert template_fault(name)
+
+
+@on_uvloop
+async def test_examples_of_the_api_spec_work_and_generated_clients_keep_slashes(tmp_path: Path) -> None:
+    spec = api_spec.load(SCHEMAS)
+    parameters = spec.document["components"]["parameters"]
+    module = client_module(spec.document, LANGUAGES["python"], SCHEMAS)
+    (tmp_path / "penstock_client.py").write_text(module)
+    async with rest_harness() as harness:
+        read = parameters["RestPath"]["examples"]["beacon"]["value"]
+        assert (await harness.get(f"/{read}")).status == 200
+        posted = parameters["RestPostPath"]["examples"]["beacon"]["value"]
+        body = spec.document["paths"]["/rest/{chain}/{network}/{path}"]["post"]["requestBody"]["content"][
+            "application/json"
+        ]["examples"]["beacon"]["value"]
+        assert (await harness.get(f"/{posted}", verb="POST", body=json.dumps(body).encode())).status == 200
+        script = f"""
+import json
+from penstock_client import Penstock
+
+penstock = Penstock({f"http://127.0.0.1:{harness.worker.port}"!r}, {harness.worker.keys["main"]!r})
+read = penstock.rest_get("ethereum-beacon", "mainnet", {read!r})
+posted = penstock.rest_post("ethereum-beacon", "mainnet", {posted + "?status=active"!r}, {body!r})
+print(json.dumps([read["data"]["genesis_validators_root"], posted["data"]]))
+"""
+        done = await asyncio.create_subprocess_exec(sys.executable, "-c", script, cwd=tmp_path, stdout=PIPE)
+        root, balances = json.loads((await done.communicate())[0])
+        assert root == harness.stubs[0].genesis
+        assert [each["index"] for each in balances] == body

@@ -8,8 +8,8 @@ from typing import Any
 
 from proxy.web.api_spec import METHODS
 
-# JSON-RPC has a separate form, and these tags take a session instead of a key.
-_LEFT_OUT = "rpc_call"
+# JSON-RPC and the routes of REST chains have a separate form, and these tags take a session instead of a key.
+_LEFT_OUT = {"rpc_call", "rest_get", "rest_post"}
 _SESSION_TAGS = {"Account", "Operator"}
 _SENTENCE = re.compile(r"(?<=\.)\s")
 
@@ -30,7 +30,7 @@ def request_forms(document: Mapping[str, Any]) -> list[dict[str, Any]]:
         for path, item in document["paths"].items()
         for method in METHODS
         if (spec := item.get(method)) is not None
-        and spec["operationId"] != _LEFT_OUT
+        and spec["operationId"] not in _LEFT_OUT
         and spec["tags"][0] not in _SESSION_TAGS
     ]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import keyword
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,6 +35,8 @@ class Member:
     type: str
     required: bool
     description: str = ""
+    # Whether it is a path of its own, whose slashes are not encoded.
+    has_slashes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,11 @@ class ClientOperation:
     # The type of the body; empty if there is none.
     body: str
     result: str
+
+    def path_with(self, write: Callable[[Member], str]) -> str:
+        """The path with its parameters as an expression of the language."""
+        members = {each.name: each for each in self.path_members}
+        return re.sub(r"\{(\w+)\}", lambda found: write(members[found[1]]), self.path)
 
 
 class Language(Protocol):
@@ -108,7 +115,8 @@ class ClientCode:
 
     def _parameter(self, spec: Mapping[str, Any]) -> Member:
         type_ = self._type(spec["schema"], _pascal(spec["name"]))
-        return Member(spec["name"], type_, spec.get("required", False), spec.get("description", ""))
+        required, has_slashes = spec.get("required", False), spec.get("x-slashes", False)
+        return Member(spec["name"], type_, required, spec.get("description", ""), has_slashes)
 
     def _body(self, spec: Mapping[str, Any]) -> str:
         if "requestBody" not in spec:
@@ -242,7 +250,9 @@ class Python:
             needed = [f"{_safe(each.name)}: {each.type}" for each in operation.query if each.required]
             others = [f"{_safe(each.name)}: {each.type} | None = None" for each in operation.query if not each.required]
             given += ["*", *needed, *others]
-        path = re.sub(r"\{(\w+)\}", lambda found: f"{{_at({_safe(found[1])})}}", operation.path)
+        path = operation.path_with(
+            lambda each: f"{{{_safe(each.name)}}}" if each.has_slashes else f"{{_at({_safe(each.name)})}}"
+        )
         sent = [_quoted(operation.method), f"f{_quoted(path)}" if "{" in path else _quoted(path)]
         if operation.query:
             sent.append("{" + ", ".join(f"{_quoted(each.name)}: {_safe(each.name)}" for each in operation.query) + "}")
@@ -253,7 +263,8 @@ class Python:
             lines = "".join(f"        {each},\n" for each in given)
             head = f"    def {operation.id}(\n{lines}    ) -> {operation.result}:"
         said = f'        """{_said(operation.summary)}: {operation.method} /v1{operation.path}."""'
-        return f"{head}\n{said}\n        return self._send({', '.join(sent)})  # type: ignore[no-any-return]"
+        unchecked = "" if operation.result == self.basic["any"] else "  # type: ignore[no-any-return]"
+        return f"{head}\n{said}\n        return self._send({', '.join(sent)}){unchecked}"
 
     def module(self, fixed: str, types: Sequence[str], operations: Sequence[str]) -> str:
         head = 'class Penstock(Transport):\n    """The operations of the API that take a key."""'
@@ -301,7 +312,9 @@ class TypeScript:
             optional = not any(each.required for each in operation.query)
             members = " ".join(f"{each.name}{'' if each.required else '?'}: {each.type};" for each in operation.query)
             given.append(f"query: {{ {members} }}{' = {}' if optional else ''}")
-        path = re.sub(r"\{(\w+)\}", lambda found: f"${{at({_camel(found[1])})}}", operation.path)
+        path = operation.path_with(
+            lambda each: f"${{{_camel(each.name)}}}" if each.has_slashes else f"${{at({_camel(each.name)})}}"
+        )
         sent = [_quoted(operation.method), f"`{path}`" if "$" in path else _quoted(path)]
         sent += ["query"] if operation.query else ["{}"] if operation.body else []
         sent += ["body"] if operation.body else []

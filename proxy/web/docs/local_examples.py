@@ -6,7 +6,7 @@ same family. If the family has none, the example is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from proxy.chains.families import family_of
@@ -14,6 +14,8 @@ from proxy.chains.registry import Network, Registry
 
 # The parameters of a path that name a chain, alone or together with a network.
 _WORDS, _CHAINS, _NETWORKS = "Chain", "RpcChain", "Network"
+# The same for chains with REST routes, whose paths have examples for each family as well.
+_REST_CHAINS, _REST_NETWORKS, _REST_PATHS = "RestChain", "RestNetwork", ("RestPath", "RestPostPath")
 
 
 class LocalExamples:
@@ -21,28 +23,32 @@ class LocalExamples:
         self._chains = chains
         self._served = {network.id for network in served}
         self._by_family: dict[str, Network] = {}
-        # The examples are of JSON-RPC and of our own operations: families with routes have neither.
-        shown = [each for each in chains.networks() if each.id in self._served and family_of(each).rest is None]
+        # Families with routes have neither JSON-RPC nor our own operations, so they have examples of their own.
+        self._with_routes: dict[str, Network] = {}
+        shown = [each for each in chains.networks() if each.id in self._served]
         for network in sorted(shown, key=_rank):
-            self._by_family.setdefault(network.family, network)
+            found = self._by_family if family_of(network).rest is None else self._with_routes
+            found.setdefault(network.family, network)
 
     def __repr__(self) -> str:
         return f"<LocalExamples {', '.join(network.id for network in self._by_family.values())}>"
 
     def applied(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """A copy of the document with examples for the served networks."""
-        if not self._by_family:
-            return dict(document)
         moved: dict[str, Any] = self._moved(document)
         parameters = moved["components"]["parameters"]
-        parameters[_WORDS]["examples"] = self._examples(lambda network: network.word(live=True))
-        parameters[_CHAINS]["examples"] = self._examples(lambda network: network.chain.name)
-        parameters[_NETWORKS]["examples"] = self._examples(lambda network: network.name)
+        if self._by_family:
+            parameters[_WORDS]["examples"] = _examples(self._by_family, lambda network: network.word(live=True))
+            parameters[_CHAINS]["examples"] = _examples(self._by_family, lambda network: network.chain.name)
+            parameters[_NETWORKS]["examples"] = _examples(self._by_family, lambda network: network.name)
+        given = parameters[_REST_PATHS[0]]["examples"]
+        if shown := {family: network for family, network in self._with_routes.items() if family in given}:
+            parameters[_REST_CHAINS]["examples"] = _examples(shown, lambda network: network.chain.name)
+            parameters[_REST_NETWORKS]["examples"] = _examples(shown, lambda network: network.name)
+            for name in _REST_PATHS:
+                of_all = parameters[name]["examples"]
+                parameters[name]["examples"] = {family: of_all[family] for family in shown}
         return moved
-
-    def _examples(self, value: Any) -> dict[str, Any]:
-        """One example per family, under the family's name. Examples of bodies have the same names."""
-        return {family: {"value": value(network)} for family, network in self._by_family.items()}
 
     def _moved(self, node: Any) -> Any:
         if isinstance(node, list):
@@ -56,8 +62,10 @@ class LocalExamples:
 
     def _is_foreign(self, name: str, node: Any) -> bool:
         """Whether this is an example of a family without a served network."""
-        is_example = isinstance(node, dict) and "value" in node
-        return is_example and name in self._chains.families and name not in self._by_family
+        if not (isinstance(node, dict) and "value" in node and name in self._chains.families):
+            return False
+        served = self._by_family if self._chains.families[name].rest is None else self._with_routes
+        return bool(served) and name not in served
 
     def _move(self, example: dict[str, Any], word: str) -> None:
         meant = self._chains.find_word(word, live=True)
@@ -67,6 +75,11 @@ class LocalExamples:
         example["chain"] = network.word(live=True)
         if "chainId" in example:
             example["chainId"] = network.facts.chain_id
+
+
+def _examples(networks: Mapping[str, Network], value: Callable[[Network], str]) -> dict[str, Any]:
+    """One example per family, under the family's name. Examples of bodies have the same names."""
+    return {family: {"value": value(network)} for family, network in networks.items()}
 
 
 def _rank(network: Network) -> tuple[int, bool, int]:

@@ -18,7 +18,6 @@ from proxy.core import jsonrpc
 from proxy.core.access import Key
 from proxy.core.event_stream import EVENT_STREAM
 from proxy.core.jsonrpc import NOT_JSON, RawCall
-from proxy.core.near_names import near_names
 from proxy.core.pricing import UNITS_OF_AN_ERROR, request_units, size_units
 from proxy.core.rest_routes import (
     JSON,
@@ -28,8 +27,6 @@ from proxy.core.rest_routes import (
     RestParams,
     RestRecord,
     RestTransport,
-    RouteTable,
-    accepted_type,
     query_of,
     read_error,
     read_json,
@@ -44,7 +41,7 @@ from proxy.services.feed.topics import Topic
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.held_body import NO_ROOM
 from proxy.services.rpc.method_policy import ANY_SCOPE
-from proxy.services.rpc.networks import Networks, Route
+from proxy.services.rpc.networks import Route
 from proxy.services.rpc.rpc_service import RpcService
 from proxy.services.rpc.streamed_reply import StreamedReply
 from proxy.tracing import below, traced
@@ -53,14 +50,14 @@ from proxy.web.fault_injection import plan_for
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.request_directives import directives_of
 from proxy.web.request_state import STATE
-from proxy.web.routes import REST_ROOT
+from proxy.web.rest_targets import RestTarget, RestTargets, split_target
 from proxy.web.rpc.event_streams import EventStreams
 from proxy.web.rpc.handler import HeldReply, HeldResponse
 from proxy.web.rpc.single_call import SingleCalls
 from proxy.web.websocket.client_sockets import ClientSockets
 
-REST_PATH = f"{REST_ROOT}/{{chain}}/{{network}}/{{path:.*}}"
-OPERATION = "rest_call"
+# The operations of the API spec by verb.
+OPERATIONS: Final = {"GET": "rest_get", "POST": "rest_post"}
 _ID: Final = b"1"
 # CometBFT's id of replies to calls in the form of a URL.
 _ID_OF_URI: Final = b"-1"
@@ -72,7 +69,7 @@ class RestCallHandler:
         api: ApiMiddleware,
         resolver: NetworkResolver,
         rpc: RpcService,
-        networks: Networks,
+        targets: RestTargets,
         sockets: ClientSockets,
         *,
         shows_upstream: bool = False,
@@ -84,16 +81,12 @@ class RestCallHandler:
         self._admission = sockets.context.admission
         self._calls = SingleCalls(api, rpc, shows_upstream)
         self._events = EventStreams(api, self._calls, sockets)
-        self._tables = {
-            name: RouteTable(route.policies)
-            for name, route in networks.routes.items()
-            if family_of(route.network).rest is not None
-        }
+        self._targets = targets
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         state = request[STATE]
         with below(state.span, "admission"):
-            key = self._api.authentication.authenticate(request, OPERATION)
+            key = self._api.authentication.authenticate(request, OPERATIONS[request.method])
             route = self._resolver.route(key, ANY_SCOPE, request.match_info["chain"], request.match_info["network"])
         state.network = route.network.id
         family = family_of(route.network)
@@ -164,25 +157,8 @@ class RestCallHandler:
     def _read(self, request: web.Request, route: Route, rest: RestTransport) -> tuple[str, RestParams]:
         """The route that the request names, and its params without a body."""
         path, query = _target(request)
-        methods, values = self._tables[route.network.id].find(segments_of(path))
-        if not methods:
-            raise self._unknown(request.method, path, route)
-        if request.method not in methods:
-            allowed = sorted(methods)
-            raise MethodNotAllowed(f"this route has {' and '.join(allowed)} only", allowed=allowed)
-        method, events = methods[request.method], rest.events
-        is_stream = events is not None and method == events.method
-        types = (EVENT_STREAM,) if is_stream else rest.types
-        accept = accepted_type(",".join(request.headers.getall("Accept", ())), types)
-        if not accept:
-            raise InvalidRequest(f"Accept: must allow {' or '.join(types)}", param="Accept")
-        headers = {name: request.headers[name] for name in sorted(rest.request_headers) if name in request.headers}
-        if not all(value.isascii() and value.isprintable() and len(value) <= 256 for value in headers.values()):
-            raise InvalidRequest(f"the headers {', '.join(headers)} must be of printable ASCII, up to 256 characters")
-        found = query_of(query)
-        if events is not None and is_stream:
-            found = {events.parameter: events.wanted(found)}
-        return method, RestParams(path=dict(values), query=found, accept=accept, headers=headers)
+        accept = ",".join(request.headers.getall("Accept", ()))
+        return self._targets.read(RestTarget(request.method, path, query, accept, request.headers), route, rest)
 
     def _read_uri(self, request: web.Request, route: Route) -> RawCall:
         """The call that a path of one segment names, such as `/block?height=5`. Nodes answer it under the id -1."""
@@ -192,21 +168,8 @@ class RestCallHandler:
         path, query = _target(request)
         name = "/".join(segments_of(path))
         if name not in route.policies:
-            raise self._unknown("", name, route)
+            raise self._targets.unknown("", name, route)
         return name, params_of(name, family_of(route.network).uri_params, query_of(query)), _ID_OF_URI
-
-    def _unknown(self, verb: str, path: str, route: Route) -> NotFound:
-        """A route that is not listed. Its path is repeated only in the form of a listed one: it may contain a key."""
-        family = family_of(route.network)
-        refused, name = family.refused, path
-        if family.rest is not None and refused:
-            name = RouteTable(refused).find(segments_of(path))[0].get(verb, "")
-        if name in refused:
-            return NotFound(f"the route {name} is not available: {refused[name]}", reason="path")
-        asked = f"{verb} {path}".strip()
-        nearest = near_names(frozenset(route.policies)).nearest(asked) if len(path) <= 100 else ""
-        advice = f"; did you mean {nearest}?" if nearest else ""
-        return NotFound(f"{route.network.id} has no such route, or it is not available{advice}", reason="path")
 
     # Serving it
 
@@ -261,12 +224,10 @@ class RestCallHandler:
 
 def _target(request: web.Request) -> tuple[str, str]:
     """The path below the network, and the query, as they were sent."""
-    path, _, query = request.raw_path.partition("?")
-    parts = path.split("/", 5)
-    named = [request.match_info["chain"], request.match_info["network"]]
-    if parts[:3] != ["", "v1", "rest"] or parts[3:5] != named:
+    chain, network, path, query = split_target(request.raw_path)
+    if (chain, network) != (request.match_info["chain"], request.match_info["network"]):
         raise BadTarget("the path must start with /v1/rest/{chain}/{network}/, without dot segments")
-    return "/" + "".join(parts[5:]), query
+    return path, query
 
 
 def _put_body(params: RestParams, body: bytes, kind: str, rest: RestTransport) -> None:

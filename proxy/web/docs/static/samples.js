@@ -29,7 +29,9 @@ function exampleValue(parameter, key) {
 
 function exampleUrl({ path, parameters }, key) {
   const values = new Map(parameters.map((parameter) => [parameter.name, exampleValue(parameter, key)]));
-  const filled = path.replace(/\{(\w+)\}/g, (whole, name) => encodeURIComponent(values.get(name) ?? name));
+  const whole = new Set(parameters.filter((parameter) => parameter["x-slashes"]).map(({ name }) => name));
+  const encoded = (name) => (whole.has(name) ? String : encodeURIComponent)(values.get(name) ?? name);
+  const filled = path.replace(/\{(\w+)\}/g, (_, name) => encoded(name));
   const isUseful = ({ name, schema }) => ![undefined, resolve(schema).default].includes(values.get(name));
   const queried = parameters.filter((parameter) => parameter.in === "query" && isUseful(parameter));
   const query = new URLSearchParams(queried.map(({ name }) => [name, values.get(name)])).toString();
