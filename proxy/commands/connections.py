@@ -18,6 +18,7 @@ from proxy.commands.context import database
 from proxy.compose.fleet import link_to
 from proxy.compose.networks import NetworkBuilder
 from proxy.core.fleet import REASONS, state_of
+from proxy.core.rest_routes import read_error
 from proxy.errors import StartError
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.probe import REPLY_S, Probe
@@ -33,6 +34,8 @@ from proxy.wire.write_buffer import WriteBuffer
 
 COLUMNS = ("part", "state", "chain", "head", "behind", "bounds", "batches", "operator", "problem")
 CACHE_S = 3.0
+# Statuses of nodes and proxies that want other credentials (RFC 9110, 15.5.2 and 15.5.4).
+_REFUSED = frozenset((401, 403))
 # States that keep the service from working.
 _USELESS = frozenset(("failed", "wrong_chain", "wrong_version", "forked", "silent", "unchecked"))
 ConnectionRow = dict[str, Any]
@@ -52,8 +55,21 @@ class ReportingProbe(Probe):
     def on_reply(self, connection: UpstreamConnection, headers: ReplyHeaders, body: bytes) -> None:
         super().on_reply(connection, headers, body)
         if self._result.result() is None:
-            problem = "it refuses the call" if self.is_answered else "its reply is not JSON-RPC"
-            self.failure = f"{problem} (HTTP status {headers.status})"
+            self.failure = self._failure_of(headers.status)
+
+    def _failure_of(self, status: int) -> str:
+        method, path = self._spender[0], self._spender[0].partition(" ")[2]
+        # The status of a route is the code of its error, and 0 if its body is an error.
+        code = read_error(self.error_reply).code if self.error_reply else 0
+        if status in _REFUSED or code in _REFUSED:
+            return f"it refuses the credentials in the URL, or their lack (HTTP status {code or status})"
+        if path and self.error_reply:
+            return f"its reply to {method} " + (f"has the HTTP status {code}" if code else "is an error")
+        if path:
+            return f"its reply to {method} is not JSON"
+        if self.is_answered:
+            return f"it refuses the call {method} (HTTP status {status})"
+        return f"its reply to {method} is not JSON-RPC (HTTP status {status})"
 
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
         self.failure = reason
@@ -171,8 +187,8 @@ async def _upstream(route: Route, upstream: Upstream, tip: int) -> ConnectionRow
         return row
     row |= {"head": health.head, "behind": tip - health.head}
     row["bounds"] = _brief(health.bounds.text) or None
-    has_batches = family_of(route.network).rest is None  # Routes have none.
-    row["batches"] = _yes_or_no(await BatchProbe(upstream, *lookups.number.first).send() if has_batches else None)
+    if family_of(route.network).batches:
+        row["batches"] = _yes_or_no(await BatchProbe(upstream, *lookups.number.first).send())
     return row
 
 
@@ -186,6 +202,8 @@ def _problem(row: ConnectionRow, failure: str, network: Network) -> str:
     match row["state"]:
         case "up":
             return ""
+        case "wrong_chain" if not row["chain"]:
+            return f"its reply names no chain: it is not a node of {network.id}"
         case "wrong_chain":
             return f"it is on chain {row['chain']}, and {network.id} is {network.identity}"
         case "silent" | "unchecked" if failure:

@@ -183,7 +183,7 @@ async def test_upstreams_test_names_each_problem(tmp_path: Path, capsys: pytest.
     assert found == {
         "ethereum/mainnet#1": ("up", ""),
         "ethereum/mainnet#2": ("wrong_chain", "it is on chain 1337, and ethereum/mainnet is 1"),
-        "ethereum/mainnet#3": ("silent", "its reply is not JSON-RPC (HTTP status 404)"),
+        "ethereum/mainnet#3": ("silent", "its reply to eth_chainId is not JSON-RPC (HTTP status 404)"),
         "ethereum/mainnet#4": ("silent", "connection refused"),
     }
 
