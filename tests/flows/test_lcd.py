@@ -16,6 +16,7 @@ import orjson
 import pytest
 
 from proxy.settings import load_tables
+from tests.client_scripts import run_script
 from tests.http_client import HttpClient, Reply
 from tests.new_network import new_network
 from tests.random_reads import reads_or
@@ -52,6 +53,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[SimdNode]]:
 def own_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own" / "chains").mkdir(parents=True)
     (tmp_path / "own" / "chains" / "sim-lcd.toml").write_text(CHAIN_FILE)
+    rpc_chain = CHAIN_FILE.replace('"sim-lcd"', '"sim"').replace('"lcd"', '"cosmos"')
+    (tmp_path / "own" / "chains" / "sim.toml").write_text(rpc_chain)
     monkeypatch.setattr(worker_module, "TABLES", load_tables(own=str(tmp_path / "own")))
 
 
@@ -203,3 +206,39 @@ async def test_other_routes_and_headers_are_not_passed_on(nodes: list[SimdNode],
             assert (await harness.of_service(client, path)).status == status, path
         bad = await harness.of_service(client, "/cosmos/bank/v1beta1/params", "x" * 300)
         assert bad.status == 400
+
+
+# The test vector of BIP-39, and its first account.
+MNEMONIC = "abandon " * 11 + "about"
+OF_MNEMONIC = "cosmos19rl4cm2hmr8afy4kldpxz3fka4jguq0auqdal4"
+RPC_NETWORK = "sim/mainnet"
+
+
+@on_uvloop
+async def test_stargate_works_with_only_a_url(nodes: list[SimdNode], own_chain: None) -> None:
+    """It sends to the JSON-RPC of CometBFT, and reads state with `abci_query`."""
+    receiver = "cosmos1qypqxpq9qcrsszg2pvxq6rs0zqg3yyc5lzv7xu"
+    async with lcd_harness(nodes[:2]) as harness, await harness.worker.connect() as client:
+        raw = await asyncio.to_thread(nodes[0].signed_payment, OF_MNEMONIC, 1000)
+        body = orjson.dumps({"tx_bytes": raw, "mode": "BROADCAST_MODE_SYNC"})
+        paid = (await harness.of_service(client, "/cosmos/tx/v1beta1/txs", body=body)).json["tx_response"]
+        assert paid["code"] == 0, paid
+        balance = f"/cosmos/bank/v1beta1/balances/{OF_MNEMONIC}/by_denom?denom={DENOM}"
+
+        async def has_coins() -> bool:
+            return bool((await harness.of_service(client, balance)).json["balance"]["amount"] != "0")
+
+        await until(has_coins, within_s=20)
+        async with running_worker({RPC_NETWORK: [each.rpc_url for each in nodes[:2]]}) as running:
+            rpc = NetworkHarness(running, RPC_NETWORK)
+            await rpc.look()
+            rpc.watch()
+            running.add_key("open", allow_in_url=True)
+            url = f"http://127.0.0.1:{running.port}/v1/rpc/{RPC_NETWORK}/{running.keys['open']}"
+            task = {"mnemonic": MNEMONIC, "to": receiver, "url": url}
+            seen = await asyncio.to_thread(run_script, "cosmjs_stargate.mjs", task, within_s=90)
+    assert seen["address"] == OF_MNEMONIC
+    assert (seen["chain"], seen["code"], seen["received"], seen["sequence"]) == (CHAIN, 0, 5, 1), seen
+    assert seen["found"] == seen["block"] == seen["height"], seen
+    assert (seen["searched"], seen["txs"]) == ([True], 1), seen
+    assert "height" in seen["missing"], seen
