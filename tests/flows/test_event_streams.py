@@ -13,7 +13,7 @@ import pytest
 from proxy.core.event_stream import EventReader, SentEvent
 from proxy.services.feed import stream_feed
 from tests.client_scripts import run_script
-from tests.flows.test_rest_calls import NETWORK, RestHarness, rest_harness
+from tests.flows.test_rest_calls import HEADERS, NETWORK, RestHarness, rest_harness
 from tests.http_client import HttpClient
 from tests.service import until
 from tests.web.worker import on_uvloop
@@ -203,6 +203,22 @@ async def test_stream_begins_before_the_headers_of_the_upstream() -> None:
         await until(lambda: not harness.worker.app.sockets)
         await harness.stubs[0].send_event("finalized_checkpoint", {"epoch": "4"})
         await until(lambda: all(closed(each) for each in harness.stubs[0].streams), every_s=0.1)
+
+
+@on_uvloop
+async def test_streams_that_wait_for_their_upstream_hold_nothing_of_others() -> None:
+    """One account waits for as many streams as it may have, from an upstream that has not sent any headers."""
+    async with rest_harness() as harness, AsyncExitStack() as stack:
+        harness.stubs[0].late_headers = True
+        harness.worker.add_key("other")
+        names = ["head", "block", "chain_reorg", "finalized_checkpoint", "voluntary_exit", "blob_sidecar"]
+        for name in names[: stream_feed.MOST_OF_ACCOUNT]:
+            await stack.enter_async_context(stream(harness, name))
+        for number in range(20):
+            assert (await harness.get(f"{HEADERS}/{60 + number}", key="other")).status in (200, 404)
+        async with stream(harness, "head", key="other") as client:
+            await harness.stubs[0].send_event("head", HEAD)
+            assert (await client.event()).name == b"head"
 
 
 @on_uvloop

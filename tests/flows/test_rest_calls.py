@@ -436,3 +436,20 @@ print(json.dumps([read["data"]["genesis_validators_root"], posted["data"]]))
         root, balances = json.loads((await done.communicate())[0])
         assert root == harness.stubs[0].genesis
         assert [each["index"] for each in balances] == body
+
+
+@on_uvloop
+async def test_many_representations_of_one_account_evict_no_reply_of_another() -> None:
+    """Each query is an entry of its own, and an account has no more than its share of a full cache."""
+    async with rest_harness(cache={"bytes": 1 << 20}) as harness:
+        harness.worker.add_key("other")
+        replies = harness.route.state.replies
+        mine = [f"{HEADERS}/{slot}" for slot in (60, 61, 62)]
+        for path in mine:
+            assert (await harness.get(path, key="other")).headers["x-cache"] == "miss"
+        async with await harness.worker.connect() as client:
+            for number in range(4000):
+                target = f"/v1/rest/{NETWORK}{HEADERS}/{60 + number % 5}?n={number}"
+                assert (await client.send(harness.request(target))).status == 200
+        assert replies.evictions > 500
+        assert [(await harness.get(path, key="other")).headers["x-cache"] for path in mine] == ["hit"] * 3
