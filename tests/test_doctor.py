@@ -37,6 +37,8 @@ class LimitedNode:
         self.paths.add(request.path)
         body = orjson.loads(await request.read())
         headers = {"X-RateLimit-Limit": "25"}
+        if self.status == 307:
+            raise web.HTTPTemporaryRedirect("/elsewhere")
         if self.status != 200:
             return web.json_response({"message": "no"}, status=self.status)
         if isinstance(body, list):
@@ -145,6 +147,10 @@ async def test_wrong_network_url_and_status_are_errors_without_the_key(node: tup
     assert refused.returncode == 1
     assert "HTTP status 403: check the URL and the key" in refused.stderr
     assert KEY not in refused.stdout + refused.stderr
+    stub.status = 307
+    elsewhere = await doctor(url, "--header", f"X-Key={KEY}")
+    assert (elsewhere.returncode, "a redirect: name the URL" in elsewhere.stderr) == (1, True), elsewhere.stderr
+    assert "/elsewhere" not in stub.paths
     for words, fault in (
         (("ftp://x",), "--network NAME is required with a provider"),
         (("x",), "URL: must be an http or https URL"),

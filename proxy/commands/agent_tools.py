@@ -238,7 +238,7 @@ class ToolCalls:
         return page_text(text) if path.startswith("/docs/guide/") else text
 
     async def _document(self, path: str) -> str:
-        async with self.session.get(f"{self.url}{path}") as response:
+        async with self.session.get(f"{self.url}{path}", allow_redirects=False) as response:
             response.raise_for_status()
             return await response.text()
 

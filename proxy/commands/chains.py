@@ -216,7 +216,7 @@ class NewNode:
             if " " in method:
                 return await self._route_reply(method, params)
             call = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-            async with self._session.post(self._url, json=call) as response:
+            async with self._session.post(self._url, json=call, allow_redirects=False) as response:
                 reply = await response.json(content_type=None)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as exc:
             raise InvalidRequest(f"--upstream: the node does not reply ({type(exc).__name__}): check the URL") from None
@@ -228,7 +228,8 @@ class NewNode:
         """The record of a route's reply (`core/rest_routes.py`) as a result; an error if its status is one."""
         given = msgspec.convert(params or {}, RestParams)
         verb, target = target_of(route, given)
-        async with self._session.request(verb, self._url.rstrip("/") + target, headers=given.headers) as response:
+        url = self._url.rstrip("/") + target
+        async with self._session.request(verb, url, headers=given.headers, allow_redirects=False) as response:
             if response.status != 200:
                 return {"error": f"status {response.status}"}
             headers = {name.lower(): value for name, value in response.headers.items()}

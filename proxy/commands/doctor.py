@@ -27,6 +27,7 @@ from proxy.core.data_bounds import BoundSearch
 from proxy.dev.seed import write_private
 from proxy.errors import InvalidRequest, StartError
 from proxy.settings.masking import masked_value
+from proxy.wire.no_redirects import no_redirects
 
 COLUMNS = ("check", "result", "note")
 REPLY_S = 15.0
@@ -113,9 +114,12 @@ class Patient:
         if self.calls + calls > MOST_CALLS:
             raise Refused(0, "the doctor's own limit of calls is reached")
         self.calls += calls
-        async with self._session.post(self._url, json=body, headers=self._headers) as response:
+        # The service follows no redirects either: the key must not go elsewhere.
+        async with self._session.post(self._url, json=body, headers=self._headers, allow_redirects=False) as response:
             self._note_limits(response)
             text = await response.text()
+        if 300 <= response.status < 400:
+            raise Refused(response.status, f"HTTP status {response.status}, a redirect: name the URL that it leads to")
         try:
             found = json.loads(text)
         except ValueError:
@@ -328,7 +332,8 @@ async def _run(args: argparse.Namespace) -> int:
     url, expected = _target(args, tables)
     headers = _headers(args)
     progress = None if args.json else Progress()
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REPLY_S)) as session:
+    timeout = aiohttp.ClientTimeout(total=REPLY_S)
+    async with aiohttp.ClientSession(timeout=timeout, trace_configs=[no_redirects()]) as session:
         examination = Examination(Patient(session, url, headers), tables, progress.show if progress else lambda _: None)
         try:
             await examination.run()

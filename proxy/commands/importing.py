@@ -159,6 +159,6 @@ def _print_summary(result: ImportResult, args: argparse.Namespace) -> None:
     if args.write is None:
         print("\nnothing was written: --write penstock.toml writes the settings")
         return
-    print(f"\nwrote {args.write}, readable only by you; set its database.url, then:")
+    print(f"\nwrote {args.write}, readable only by you; set its database.url, or the variable DATABASE_URL, then:")
     print(f"  {args.program} migrate --config {args.write}")
     print(f"  {args.program} check --config {args.write} --connect")

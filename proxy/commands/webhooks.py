@@ -81,7 +81,10 @@ async def _trigger(args: argparse.Namespace) -> int:
         "params": [triggers.transaction(args.type, chain, to)],
     }
     try:
-        async with aiohttp.ClientSession() as session, session.post(chain.upstream_url, json=call) as response:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(chain.upstream_url, json=call, allow_redirects=False) as response,
+        ):
             reply = await response.json()
     except (aiohttp.ClientError, OSError, TimeoutError):
         raise InvalidRequest(f"the development chain at {chain.upstream_url} does not reply: is it running?") from None
@@ -223,7 +226,8 @@ async def _ask(session: Any, service: Service, method: str, path: str, body: Any
 
     headers = {"X-API-Key": service.key}
     try:
-        async with session.request(method, service.api + path, json=body, headers=headers) as response:
+        url = service.api + path
+        async with session.request(method, url, json=body, headers=headers, allow_redirects=False) as response:
             reply = orjson.loads(await response.read())
     except (aiohttp.ClientError, OSError, TimeoutError, orjson.JSONDecodeError):
         raise InvalidRequest(f"the service at {service.api} does not reply: is it running? (see --api)") from None

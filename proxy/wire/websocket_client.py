@@ -16,11 +16,16 @@ from yarl import URL
 
 from proxy.settings import LinkSettings, client_context
 from proxy.wire.address import CONNECT_TIMEOUT_S, headers_of
+from proxy.wire.no_redirects import no_redirects
 from proxy.wire.upstream import MAX_REPLY_BYTES
 
 # A silent connection is pinged after this time, and is lost if no pong arrives within half of it.
 HEARTBEAT_S = 20.0
 NOT_CONNECTED = (aiohttp.ClientError, OSError, TimeoutError)
+
+
+def _session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(trust_env=False, connector=connector, trace_configs=[no_redirects()])
 
 
 class WebSocketLink:
@@ -36,9 +41,9 @@ class WebSocketLink:
     def session(self) -> aiohttp.ClientSession:
         link = self._link
         if link.socket:
-            return aiohttp.ClientSession(trust_env=False, connector=aiohttp.UnixConnector(link.socket))
+            return _session(aiohttp.UnixConnector(link.socket))
         context = client_context(link.ca, link.cert, link.key, link.min_tls) if link.uses_tls else True
-        return aiohttp.ClientSession(trust_env=False, connector=aiohttp.TCPConnector(ssl=context))
+        return _session(aiohttp.TCPConnector(ssl=context))
 
     async def open(
         self, session: aiohttp.ClientSession, *, heartbeat_s: float, decode_text: bool = True

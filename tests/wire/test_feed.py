@@ -10,11 +10,13 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import WSMsgType, web
+from aiohttp.test_utils import TestServer
 from yarl import URL
 
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.settings import LinkSettings
 from proxy.wire import upstream_stream, websocket_client
+from proxy.wire.no_redirects import Redirected
 from proxy.wire.upstream_stream import StreamLost, SubscriptionRefused, UpstreamStream
 from proxy.wire.websocket_client import WebSocketLink
 from proxy.wire.websocket_upstream import WebSocketUpstream
@@ -243,3 +245,21 @@ async def test_cancellation_while_closing_an_upstream_is_raised() -> None:
             async with asyncio.timeout(0):
                 await upstream.close()
         await upstream.close()
+
+
+async def test_redirect_of_a_handshake_is_not_followed() -> None:
+    """The other host would get the upstream's key."""
+    seen = list[str]()
+
+    async def redirect(request: web.Request) -> web.Response:
+        seen.append(request.path)
+        raise web.HTTPTemporaryRedirect("/elsewhere")
+
+    application = web.Application()
+    application.router.add_get("/{any:.*}", redirect)
+    async with TestServer(application, host="127.0.0.1") as server:
+        opened = link(f"ws://127.0.0.1:{server.port}/v2", {"X-Key": "secret"})
+        async with opened.session() as session:
+            with pytest.raises(Redirected):
+                await opened.open(session, heartbeat_s=1.0)
+    assert seen == ["/v2"]
