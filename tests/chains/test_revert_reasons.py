@@ -49,6 +49,8 @@ def test_error_is_shown_without_json() -> None:
     # Hardhat's errors have an object with the data.
     nested = {"code": -32603, "message": "VM", "data": {"data": "0x" + reverted("EnforcedPause()").hex()}}
     assert message_of(orjson.dumps(nested).decode()) == "VM: EnforcedPause()"
+    nested["message"] = f"custom error (return data: 0x{reverted('EnforcedPause()').hex()})"
+    assert message_of(orjson.dumps(nested).decode()) == "custom error: EnforcedPause()"
     assert message_of("rate limit exceeded") == "rate limit exceeded"
 
 

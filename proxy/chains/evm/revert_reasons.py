@@ -71,6 +71,8 @@ _KNOWN = {
 _DATA = re.compile(r'"data":\s*(?:\{[^{}]*"data":\s*)?"(0x[0-9a-fA-F]{8,})')
 _MESSAGE = re.compile(r'"message":\s*"((?:[^"\\]|\\.)*)')
 _ESCAPE = re.compile(r"\\(.)")
+# Hardhat repeats the data in its message.
+_REPEATED = re.compile(r" \(return data: 0x[0-9a-fA-F]+\)")
 
 
 def message_of(error: str) -> str:
@@ -81,7 +83,7 @@ def message_of(error: str) -> str:
     message = _ESCAPE.sub(r"\1", said[1]) if said else "the chain returned an error"
     found = _DATA.search(error)
     reason = reason_of(bytes.fromhex(found[1][: len(found[1]) // 2 * 2][2:])) if found else ""
-    return message if not reason or reason in message else f"{message}: {reason}"
+    return message if not reason or reason in message else f"{_REPEATED.sub('', message)}: {reason}"
 
 
 def reason_of(data: bytes) -> str:
