@@ -22,7 +22,8 @@ async def main(cert: str, key: str, user: str, password: str, directory: str) ->
     context.load_cert_chain(cert, key)
 
     def is_known(_server: Any, _session: Any, _envelope: Any, _mechanism: str, given: Any) -> AuthResult:
-        return AuthResult(success=given == LoginPassword(user.encode(), password.encode()))
+        # `handled`: whether the reply was sent already. A wrong password would get none.
+        return AuthResult(success=given == LoginPassword(user.encode(), password.encode()), handled=False)
 
     def accepted() -> SMTP:
         return SMTP(

@@ -51,6 +51,7 @@ TOGETHER = (
         "tests/browser/test_sign_in.py",
         "tests/browser/test_cross_origin_page.py",
         "tests/browser/test_reference.py",
+        "tests/browser/test_loading.py",
         "tests/browser/test_errors.py",
         "tests/browser/test_team.py",
     ),

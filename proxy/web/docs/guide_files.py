@@ -14,7 +14,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from proxy.web.packed_files import TYPES, PackedFile
+from proxy.web.packed_files import IMMUTABLE, REVALIDATED, TYPES, PackedFile
 
 ROOT = "/docs/guide"
 INDEX = "index.html"
@@ -26,6 +26,8 @@ MISSING = PackedFile.of(
     b"<h1>The guide is not built</h1><p>This service runs from a checkout. Run <code>make docs</code> there and restart it.</p>"
     b'<p><a href="/docs">API reference</a></p></html>',
 )
+# The theme's files have their digest in the name: browsers may keep them, and ask only for the page.
+_HAS_DIGEST = re.compile(r"\.[0-9a-f]{8}\.min\.(?:css|js)$")
 _INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 _HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 # The theme sets style attributes, so inline styles are allowed. They are harmless as long as no foreign script runs.
@@ -69,7 +71,8 @@ class GuideFiles:
         if name not in self._files:
             self._files[name] = await asyncio.to_thread(self._read, name)
         file = self._files[name]
-        return file.reply(request, {**_HEADERS, "Content-Security-Policy": _policy(file)})
+        kept = IMMUTABLE if _HAS_DIGEST.search(name) else REVALIDATED
+        return file.reply(request, {**_HEADERS, "Content-Security-Policy": _policy(file)}, cache_control=kept)
 
     def _read(self, name: str) -> PackedFile:
         return PackedFile.of(name, (self._site / name).read_bytes())
