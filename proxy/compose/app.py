@@ -96,6 +96,8 @@ LOAD_S = 5.0
 ENCODED_PART = 8
 # The connection limiter has waited for requests in flight already: a handler that still runs has no client left.
 AFTER_DRAIN_S = 0.1
+# Mails get at least this time when the worker stops, less than the supervisor allows beyond the drain.
+LEAST_MAIL_S = 2.0
 
 
 def preload_files() -> None:
@@ -477,8 +479,9 @@ class App:
         self.readiness.draining = True
 
     async def stop(self) -> None:
-        """Drain: accept no new connections, let requests in flight finish, then close everything."""
+        """Drain: accept no new connections, let requests in flight and their mails finish, then close everything."""
         self.leave()
+        end = time.monotonic() + self.settings.server.drain_s
         if self._server is not None:
             self._server.close()
         self.front.drain()
@@ -486,6 +489,7 @@ class App:
         await self.limiter.drain(self.settings.server.drain_s)
         await self._runner.cleanup()
         forget_handlers()
+        await self.dashboard.drain(max(LEAST_MAIL_S, end - time.monotonic()))
         await self.tasks.close()
         await self.dashboard.close()
         await self.gas.refusals.flush()

@@ -88,7 +88,7 @@ class DashboardFeature:
         self._tasks = tasks
         self._networks = [route.network for route in networks.routes.values()]
         sessions = SessionStore(pool, pepper=settings.keys.pepper, previous_pepper=settings.keys.previous_pepper)
-        mails = AccountMails(Mailer(settings.mail), tasks)
+        self._mails = mails = AccountMails(Mailer(settings.mail), tasks)
         factor = SecondFactor(SecondFactorStore(pool, vault_of(settings)))
         self.sign_in = SignIn(sessions, factor, settings.dashboard, mails)
         self.emails = EmailChange(self.sign_in, sessions, accounts.keys, settings.dashboard, mails)
@@ -175,6 +175,10 @@ class DashboardFeature:
         self.sign_in.url = url_of(scheme, host, port)
         if ipaddress.ip_address(host).is_unspecified:
             log.warning("sign-in links work on this machine only: set dashboard.url to the dashboard's public URL")
+
+    async def drain(self, within_s: float) -> None:
+        """Send the mails that requests have begun."""
+        await self._mails.drain(within_s)
 
     async def close(self) -> None:
         await self.fleet.close()

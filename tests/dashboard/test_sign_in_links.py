@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import signal
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +20,7 @@ from proxy.store.postgres.second_factors import SecondFactorStore
 from proxy.store.postgres.secrets import Vault
 from proxy.store.postgres.sessions import SessionStore
 from proxy.tasks import Tasks
+from tests.dashboard.service import Client, start_service
 from tests.delivery.test_mails import MailServer, mail_server
 from tests.service import until
 
@@ -81,6 +85,40 @@ async def test_link_that_cannot_be_sent_is_logged_once(
         await until(lambda: repr(tasks) == "<Tasks >")
     assert [record.getMessage() for record in caplog.records] == ["sign-in link not sent"]
     await tasks.close()
+
+
+async def test_drain_sends_a_link_that_waits_for_another_attempt(pool: Pool, mail_server: MailServer) -> None:
+    keys, tasks = KeyStore(pool, pepper=PEPPER, plans={"free": 10}), Tasks()
+    await keys.create_account(name="a", email="kim@example.com", plan="free")
+    mail_server.replies = ["451 try later"]
+    mails = AccountMails(mail_server.mailer(), tasks, retry_s=(3600.0, 3600.0))
+    factor = SecondFactor(SecondFactorStore(pool, Vault(PEPPER)))
+    sign_in = SignIn(SessionStore(pool, pepper=PEPPER), factor, SETTINGS, mails)
+    await sign_in.ask_link("kim@example.com", at=SignInPlace("192.0.2.1"))
+    await until(lambda: not mail_server.replies)
+    await mails.drain(5.0)
+    assert len(mail_server.mails) == 1
+    await tasks.close()
+
+
+async def test_link_is_sent_although_the_settings_are_reloaded(
+    database: str, tmp_path: Path, mail_server: MailServer
+) -> None:
+    """A reload replaces the worker that sends it, perhaps before the mail server has taken it."""
+    mail_server.delay_s = 3.0
+    more = f'[mail]\nhost = "127.0.0.1"\nport = {mail_server.port}\nsecurity = "none"\n'
+    async with start_service(database, tmp_path, more=more) as service:
+        before = set(service.running.worker_pids())
+        service.running.send_signal(signal.SIGHUP)
+        sent = 0
+        while before & set(service.running.worker_pids()):
+            await asyncio.sleep(0.2)
+            # Another account each time: attempts are counted.
+            account = await service.account(password=None)
+            reply = await Client(service).post("/account/sign-in/link", {"email": account["email"]})
+            assert reply.status == 202
+            sent += 1
+        await until(lambda: len(mail_server.mails) == sent)
 
 
 @pytest.mark.parametrize(

@@ -33,11 +33,14 @@ class MailServer:
     def __init__(self) -> None:
         self.mails: list[EmailMessage] = []
         self.replies: list[str] = []
+        # The time that it takes for a mail.
+        self.delay_s = 0.0
         self.port = 0
 
     async def handle_DATA(self, server: SMTP, session: Session, envelope: Envelope) -> str:
         if self.replies:
             return self.replies.pop(0)
+        await asyncio.sleep(self.delay_s)
         assert isinstance(envelope.content, bytes)
         found = message_from_bytes(envelope.content, policy=default)
         assert isinstance(found, EmailMessage)

@@ -1,5 +1,5 @@
 """Mails to the members of an account, sent in the background. Their links are stored only as digests, so the mails cannot be
-queued in Postgres. A worker holds and retries them itself while their reader may be waiting, and loses them if it ends.
+queued in Postgres. A worker holds and retries them itself while their reader may be waiting, and sends them before it ends.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from proxy.errors import Unavailable
-from proxy.tasks import Tasks
+from proxy.tasks import Tasks, until_set
 from proxy.wire.mailer import Mailer, OutgoingMail, Undelivered
 
 log = logging.getLogger("penstock.sessions")
@@ -26,6 +26,10 @@ class AccountMails:
         self._mailer = mailer
         self._tasks = tasks
         self._retry_s = retry_s
+        self._open = 0
+        self._stop = asyncio.Event()
+        self._all_ended = asyncio.Event()
+        self._all_ended.set()
 
     def __repr__(self) -> str:
         return f"<AccountMails {self._mailer!r}>"
@@ -47,9 +51,25 @@ class AccountMails:
 
         Returns at once: neither the time nor a failure may reveal anything about the address. `what`: the mail, in the log.
         """
+        self._open += 1
+        self._all_ended.clear()
         self._tasks.start_once("mail", lambda: self._write_and_send(write, what), of=secrets.token_hex(8))
 
+    async def drain(self, within_s: float) -> None:
+        """Wait until the mails are sent. Those that wait for another attempt get it at once, as their last one."""
+        self._stop.set()
+        if not await until_set(self._all_ended, within_s=within_s):
+            log.warning("mails not sent before the worker's end", extra={"mails": self._open})
+
     async def _write_and_send(self, write: Callable[[], Awaitable[OutgoingMail | None]], what: str) -> None:
+        try:
+            await self._attempts(write, what)
+        finally:
+            self._open -= 1
+            if not self._open:
+                self._all_ended.set()
+
+    async def _attempts(self, write: Callable[[], Awaitable[OutgoingMail | None]], what: str) -> None:
         mail: OutgoingMail | None = None
         for pause_s in (*self._retry_s, None):
             try:
@@ -59,7 +79,7 @@ class AccountMails:
                     await self._mailer.send(mail, at=time.time())
                 return
             except (Unavailable, Undelivered) as exc:
-                if pause_s is None or (isinstance(exc, Undelivered) and exc.final):
+                if pause_s is None or self._stop.is_set() or (isinstance(exc, Undelivered) and exc.final):
                     log.warning(f"{what} not sent", extra={"reason": str(exc)})
                     return
                 log.warning(f"cannot send {what} yet", extra={"reason": str(exc), "again_in_s": pause_s})
@@ -67,4 +87,4 @@ class AccountMails:
                 # Do not let it propagate, nor retry it: its client may have caused it.
                 log.exception(f"{what} not sent")
                 return
-            await asyncio.sleep(pause_s)
+            await until_set(self._stop, within_s=pause_s)
