@@ -85,8 +85,11 @@ class BeaconStub:
                 wanted = orjson.loads(await request.read())
                 return self._final(word, {"ids": wanted["ids"]})
             case ["eth", "v1", "beacon", "states", word, "validator_balances"] if request.method == "POST":
-                balances = [{"index": each, "balance": "32000000000"} for each in orjson.loads(await request.read())]
-                return self._final(word, balances)
+                try:
+                    wanted = orjson.loads(await request.read())
+                except orjson.JSONDecodeError:
+                    return web.json_response({"code": 400, "message": "the body is not JSON"}, status=400)
+                return self._final(word, [{"index": each, "balance": "32000000000"} for each in wanted])
             case ["eth", _, "beacon", kind, word, *more]:
                 return self._about(request, kind, word, more)
             case _:

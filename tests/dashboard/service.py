@@ -25,6 +25,7 @@ from proxy.web import api_spec
 from tests.flows import production
 from tests.flows.production import PEPPER, Production
 from tests.flows.upstream import Upstream
+from tests.service import until
 from tests.shapes import conforms
 
 API_SPEC = api_spec.load(SCHEMAS)
@@ -184,6 +185,16 @@ class Client:
         assert reply.status == 201, reply
         created: dict[str, Any] = reply.data
         return created
+
+
+async def wait_until_known(service: DashboardService, key: str, **headers: str) -> None:
+    """Wait until both workers accept a new key, which takes up to a second."""
+
+    async def is_accepted() -> bool:
+        return (await call(service, key, **headers)).status == 200
+
+    for _ in range(4):
+        await until(is_accepted)
 
 
 def check_spec(method: str, path: str, reply: Reply) -> None:

@@ -9,19 +9,9 @@ import aiohttp
 import pytest
 
 from proxy.core.directives import USUAL
-from tests.dashboard.service import NETWORK, Client, DashboardService, Reply, call
+from tests.dashboard.service import NETWORK, Client, DashboardService, Reply, call, wait_until_known
 from tests.http_client import HttpClient, post, rpc
 from tests.service import until
-
-
-async def wait_until_known(service: DashboardService, key: str, **headers: str) -> None:
-    """Wait until both workers accept a new key, which takes up to a second."""
-
-    async def is_accepted() -> bool:
-        return (await call(service, key, **headers)).status == 200
-
-    for _ in range(4):
-        await until(is_accepted)
 
 
 async def test_new_key_works_and_is_shown_once(service: DashboardService) -> None:

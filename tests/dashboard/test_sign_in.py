@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.dashboard.service import PASSWORD, Client, DashboardService
+from tests.dashboard.service import PASSWORD, Client, DashboardService, wait_until_known
 from tests.database import connected
 from tests.service import until
 
@@ -292,6 +292,7 @@ async def test_account_and_admin_sessions_are_not_interchangeable(service: Dashb
 async def test_key_without_a_scope_for_it_is_rejected_where_people_sign_in(service: DashboardService) -> None:
     holder = await service.holder()
     key = (await holder.new_key())["key"]
+    await wait_until_known(service, key)
     statuses = {"/account": 403, "/account/keys": 403, "/account/sessions": 403, "/admin/accounts": 401}
     for path, status in statuses.items():
         (await Client(service).get(path, X_API_Key=key)).fault(status)

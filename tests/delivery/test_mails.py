@@ -208,7 +208,10 @@ async def test_check_waits_for_the_mail_server_as_long_as_the_service_does(
     port = server.sockets[0].getsockname()[1]
     file = tmp_path / "penstock.toml"
     pepper = "p" * 32
-    file.write_text(f'[keys]\npepper = "{pepper}"\n[mail]\nhost = "127.0.0.1"\nport = {port}\nsecurity = "none"\n')
+    database = '[database]\nurl = "postgresql://127.0.0.1/none"\n'
+    file.write_text(
+        f'{database}[keys]\npepper = "{pepper}"\n[mail]\nhost = "127.0.0.1"\nport = {port}\nsecurity = "none"\n'
+    )
     assert await asyncio.to_thread(main, ["check", "--offline", "--connect", "--config", str(file)]) == 0
     assert re.search(r"^mail +up\b", capsys.readouterr().out, re.MULTILINE)
     server.close()

@@ -189,8 +189,8 @@ MUTANTS = {
         Mutant(
             "lease-doubled",
             "proxy.store.valkey.lease_client",
-            "            requests * rate.request_s,\n",
-            "            2 * requests * rate.request_s,\n",
+            "            requests * sent.costs[0],\n",
+            "            2 * requests * sent.costs[0],\n",
         ),
         Mutant(
             "no-limit-without-valkey",
