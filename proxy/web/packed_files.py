@@ -29,7 +29,7 @@ REVALIDATED = "no-cache"
 
 # Files are compressed once, so the levels favour small sizes. brotli's highest level saves another 8 %, but would delay the
 # start of a worker by half a second, and the first reader of the API spec by more than a second.
-GZIP_LEVEL, ZSTD_LEVEL, BROTLI_LEVEL = 9, 12, 8
+GZIP_LEVEL, ZSTD_LEVEL, BROTLI_LEVEL = 9, 12, 9
 
 
 @dataclass(frozen=True, slots=True)
