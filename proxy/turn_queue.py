@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from typing import TypeVar
 
 from proxy.core.access import client_prefix_of
 from proxy.core.round_robin import RoundRobin
@@ -20,6 +21,11 @@ from proxy.tasks import client_of_task
 # Time for steps in one turn of the loop. A call of another client waits for two turns at most: once with its request, once
 # with its upstream's reply.
 SLICE_S = 0.0001
+
+# Small items that are handled in one turn, in about a millisecond.
+PER_TURN = 100
+T = TypeVar("T")
+U = TypeVar("U")
 
 # A short piece of work. It returns whether it has started more work that the loop does in its next turn, such as a task.
 Step = Callable[[], bool]
@@ -79,3 +85,13 @@ async def next_turn() -> None:
         await asyncio.sleep(0)
     else:
         await turns.wait(client_of_task.get())
+
+
+async def in_turns(items: Iterable[T], work: Callable[[T], U]) -> list[U]:
+    """The results of a little work on each item, of which there may be thousands."""
+    found: list[U] = []
+    for item in items:
+        found.append(work(item))
+        if len(found) % PER_TURN == 0:
+            await next_turn()
+    return found

@@ -67,7 +67,7 @@ class DataPlane:
             for method in LOOKED_UP:
                 self.networks.routes[name].policies[method].look_up_null()
         self.verifier = Verifier(tasks, self.meters, on_contradiction)
-        self.own_methods = OwnMethods(tasks, self.meters)
+        self.own_methods = OwnMethods(tasks, self.meters, turns)
         filters = FilterIds(settings.keys.pepper, self.meters)
         sender = PrivateTransactions(self.relays, private, self.own_methods, flashbots=builder.flashbots_labels())
         forwarder = Forwarder(filters, self.verifier, self.own_methods, sender, self.meters)

@@ -6,8 +6,10 @@ overlap.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
+from heapq import merge
+from operator import itemgetter
 from typing import Any, NotRequired, TypedDict
 
 import msgspec
@@ -50,18 +52,39 @@ class Balances(TypedDict):
 read_balances = msgspec.json.Decoder(Balances).decode
 
 
-def listed(holdings: Iterable[Holding]) -> list[dict[str, Any]]:
-    """Items of the balance list in order. Zero balances are left out."""
-    rated = [(each.worth, each) for each in holdings if each.raw > 0]
-    rated.sort(key=lambda pair: _place(pair[1].token))
-    # Sorts are stable, so equal values keep the order of the first sort. One sort would need negative decimals, which round.
-    rated.sort(key=lambda pair: Decimal(-1) if pair[0] is None else pair[0], reverse=True)
-    return [_item(each, worth) for worth, each in rated]
+# The place of a token in the list; the smallest is first.
+_ListPlace = tuple[bool, Decimal, bool, str, str, str]
+# What a token is worth, if that is known.
+_RatedHolding = tuple[_ListPlace, Holding, Decimal | None]
+_ZERO = Decimal(0)
 
 
-def _place(token: TokenInfo) -> tuple[bool, str, str, str]:
-    """The sort key of tokens of equal value. It ignores the case of checksummed addresses."""
-    return token.symbol is None, token.symbol or "", token.contract.lower(), token.contract
+class TokenList:
+    """The balance list of one holder, made in steps: a holder may have ten thousand tokens. Zero balances are left out."""
+
+    def __init__(self) -> None:
+        # Each is in order.
+        self._parts: list[list[_RatedHolding]] = []
+
+    def __repr__(self) -> str:
+        return f"<TokenList of {sum(map(len, self._parts))} tokens>"
+
+    def add(self, holdings: Iterable[Holding]) -> None:
+        """Add a part of the tokens, in any order."""
+        rated = [(_place(each.token, worth := each.worth), each, worth) for each in holdings if each.raw > 0]
+        rated.sort(key=itemgetter(0))
+        self._parts.append(rated)
+
+    def items(self) -> Iterator[dict[str, Any]]:
+        """The items of all parts, in order."""
+        for _, holding, worth in merge(*self._parts, key=itemgetter(0)):
+            yield _item(holding, worth)
+
+
+def _place(token: TokenInfo, worth: Decimal | None) -> _ListPlace:
+    """Ignores the case of checksummed addresses. Copies of decimals do not round, as negation would."""
+    value = _ZERO if worth is None else worth.copy_negate()
+    return worth is None, value, token.symbol is None, token.symbol or "", token.contract.lower(), token.contract
 
 
 def _item(holding: Holding, worth: Decimal | None) -> dict[str, Any]:
@@ -76,6 +99,11 @@ def _item(holding: Holding, worth: Decimal | None) -> dict[str, Any]:
         "usd_value": None if worth is None else units.dollars(worth),
         "logo_url": holding.logo,
     }
+
+
+def encoded(item: dict[str, Any]) -> msgspec.Raw:
+    """An item as it is cached."""
+    return msgspec.Raw(msgspec.json.encode(item))
 
 
 def described(token: TokenInfo, supply: int | None, price: Decimal | None, logo: str | None) -> dict[str, Any]:

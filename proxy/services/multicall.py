@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from binascii import hexlify
 from collections.abc import Iterator, Sequence
+
+import orjson
 
 from proxy.chains.evm import abi, address
 from proxy.chains.registry import Network
@@ -20,6 +23,7 @@ from proxy.core.heads import heard_of
 from proxy.errors import Unavailable
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
+from proxy.turn_queue import PER_TURN, next_turn
 
 ContractCall = tuple[bytes, bytes]
 # The maximum number of calls in one: 1,500 (name, symbol and decimals of 500 tokens) take 10 million gas and 0.7 MB of JSON.
@@ -88,8 +92,13 @@ class Multicall:
 
     async def _aggregate(self, network: Network, calls: Sequence[ContractCall], at: str) -> bytes | None:
         assert network.chain.multicall is not None
-        target = network.chain.multicall
-        data = "0x" + abi.aggregate(calls).hex()
+        target, is_large = network.chain.multicall, len(calls) > FEW
+        # Large ones are hundreds of kilobytes: they are encoded in one turn and sent in another.
+        if is_large:
+            await next_turn()
+        data = orjson.Fragment(b'"0x%b"' % hexlify(abi.aggregate(calls)))
+        if is_large:
+            await next_turn()
         return abi.unhex(await self._internal_calls.call(network, "eth_call", {"to": target, "data": data}, at))
 
     async def _in_halves(self, network: Network, calls: Sequence[ContractCall], at: str) -> list[bytes | None]:
@@ -112,11 +121,15 @@ class Multicall:
         return [result or None for result in found]
 
     async def _one_by_one(self, network: Network, calls: Sequence[ContractCall], at: str) -> list[bytes | None]:
-        separate = [
-            ("eth_call", ({"to": address.checksum(target), "data": f"0x{data.hex()}"}, at)) for target, data in calls
-        ]
-        replies = await self._internal_calls.call_many(network, separate)
-        return [self._result(network, reply) for reply in replies]
+        found: list[bytes | None] = []
+        for start in range(0, len(calls), PER_TURN):
+            separate = [
+                ("eth_call", ({"to": address.checksum(target), "data": f"0x{data.hex()}"}, at))
+                for target, data in calls[start : start + PER_TURN]
+            ]
+            replies = await self._internal_calls.call_many(network, separate)
+            found += [self._result(network, reply) for reply in replies]
+        return found
 
     def _result(self, network: Network, reply: object) -> bytes | None:
         if not isinstance(reply, RpcError):

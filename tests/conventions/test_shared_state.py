@@ -77,6 +77,7 @@ OF_ONE_CLIENT = {
     "core/bounded_json:LongText": "one list of a body, within the bounds of its reader",
     "core/event_stream:EventReader": "one event of an upstream, 1 MB",
     "core/encodings:MessageInflater": "one message, `sockets.max_message_bytes`",
+    "core/portfolio:TokenList": "the list of one wallet: 10,000 tokens, or 6 MB of accounts",
     "core/usage:ChartLine": "one chart: a point for each step of its time span",
     "core/verification:Ballot": "one verified call: a vote for each upstream",
     "services/method_matrix:MatrixCell": "one page for operators",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from decimal import Decimal
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.portfolio import Holding, TokenInfo, described, listed
+from proxy.core.portfolio import Holding, TokenInfo, TokenList, described
 
 TEXTS = st.one_of(st.none(), st.text(max_size=3))
 HOLDINGS = st.builds(
@@ -20,6 +22,18 @@ HOLDINGS = st.builds(
 
 def held(symbol: str | None, raw: int, price: str | None = None, decimals: int | None = 0) -> Holding:
     return Holding(TokenInfo(f"0x{symbol}", "", symbol, decimals), raw, None if price is None else Decimal(price))
+
+
+def listed(holdings: Iterable[Holding]) -> list[dict[str, Any]]:
+    """Added one by one and all together."""
+    found, parts = TokenList(), TokenList()
+    given = [*holdings]
+    found.add(given)
+    for each in given:
+        parts.add([each])
+    items = [*found.items()]
+    assert sorted(map(str, parts.items())) == sorted(map(str, items))
+    return items
 
 
 def symbols(*holdings: Holding) -> list[str | None]:

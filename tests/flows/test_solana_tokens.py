@@ -11,6 +11,7 @@ import pytest
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
+from proxy.services.tokens import svm_tokens
 from tests.http_client import Reply, request
 from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.shapes import conforms
@@ -189,6 +190,18 @@ async def test_many_mints_are_read_in_several_calls() -> None:
             api.bank.give(api.bank.new_mint(1), OWNER, 5)
         assert (await api.balances())["total"] == 60
         assert api.harness.count("getMultipleAccounts") == 2  # two accounts per mint, at most a hundred per call
+
+
+@on_uvloop
+async def test_owner_of_more_accounts_than_can_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(svm_tokens, "MOST_BYTES", 500)
+    async with solana() as api:
+        mints = [api.bank.new_mint(1) for _ in range(3)]
+        api.bank.give(mints[0], OWNER, 5)
+        assert (await api.balances())["total"] == 1
+        for mint in mints:
+            api.bank.give(mint, OTHER, 5)
+        (await api.get(f"/tokens/solana/balances/{OTHER}")).fault(400)
 
 
 @on_uvloop

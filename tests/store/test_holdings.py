@@ -10,7 +10,7 @@ from proxy.core.holdings import HoldingChanges, Transfer
 from proxy.errors import Unavailable
 from proxy.store.postgres import blocks, holdings, sql
 from proxy.store.postgres.blocks import BlockId, BlockStore
-from proxy.store.postgres.holdings import Collection, HoldingStore, NftHolding, TokenHolding
+from proxy.store.postgres.holdings import Collection, HoldingStore, NftHolding
 from proxy.store.postgres.pool import DatabaseConnection, Pool
 from tests.database import connected
 
@@ -55,11 +55,21 @@ async def store(pool: Pool) -> HoldingStore:
 
 
 async def test_tokens_of_a_holder_include_zero_and_negative_amounts(store: HoldingStore) -> None:
-    assert await store.tokens_of(NETWORK, A, limit=10) == [TokenHolding(COIN, 60)]
-    assert await store.tokens_of(NETWORK, B, limit=10) == [TokenHolding(COIN, 40), TokenHolding(GAME, -HUGE)]
-    assert await store.tokens_of(OTHER, C, limit=10) == [TokenHolding(GAME, 2 * HUGE)]
-    assert await store.tokens_of(NETWORK, B, limit=1) == [TokenHolding(COIN, 40)]
+    """Others come first."""
+    assert await store.tokens_of(NETWORK, A, limit=10) == [COIN]
+    assert await store.tokens_of(NETWORK, B, limit=10) == [COIN, GAME]
+    assert await store.tokens_of(OTHER, C, limit=10) == [GAME]
+    assert await store.tokens_of(NETWORK, B, limit=1) == [COIN]
     assert await store.tokens_of("nowhere/none", A, limit=10) == []
+    assert await amounts(store, NETWORK, A) == [60]
+    assert await amounts(store, NETWORK, B) == [40, -HUGE]
+    assert await amounts(store, OTHER, C) == [2 * HUGE]
+
+
+async def amounts(store: HoldingStore, network: str, holder: bytes) -> list[int]:
+    query = """select amount from token_holdings
+        where network = (select number from followed_networks where network = $1) and holder = $2 order by amount desc"""
+    return [int(amount) for (amount,) in await store.index.fetch(query, network, holder)]
 
 
 async def test_nfts_of_a_holder_are_paged(store: HoldingStore) -> None:

@@ -28,6 +28,7 @@ from proxy.services.rpc.flights import Call, Caller, next_id
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.tasks import Tasks, client_of_task, min_block_of_task
+from proxy.turn_queue import TurnQueue, turns_of_task
 
 log = logging.getLogger("penstock.own_methods")
 
@@ -43,8 +44,9 @@ OwnMethod = Callable[[Network, list[Any]], Awaitable[Any]]
 
 
 class OwnMethods:
-    def __init__(self, tasks: Tasks, meters: Meters) -> None:
+    def __init__(self, tasks: Tasks, meters: Meters, turns: TurnQueue) -> None:
         self._tasks = tasks
+        self._turns = turns
         self._meters = meters
         self._permits = FairPermits(MOST_RUNNING, per_client=MOST_OF_ACCOUNT)
         self._handlers: dict[str, OwnMethod] = {}
@@ -124,6 +126,7 @@ class OwnMethods:
     ) -> bytes | RpcError | Fault:
         meter_of_task.set(meter)
         client_of_task.set(meter.key.account.id)
+        turns_of_task.set(self._turns)
         longest_s = LONGEST_S
         if directives is not None:
             min_block_of_task.set(directives.min_block)

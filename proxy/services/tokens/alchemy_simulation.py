@@ -20,7 +20,8 @@ from proxy.core.transfer_history import ERC20, ERC721, ERC1155, NATIVE
 from proxy.errors import InvalidRequest
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.own_methods import OwnMethod
-from proxy.services.tokens.simulations import CannotSimulate, Simulation, Simulations, in_order, in_turns
+from proxy.services.tokens.simulations import CannotSimulate, Simulation, Simulations, in_order
+from proxy.turn_queue import in_turns
 
 _ASSETS = {NATIVE: "NATIVE", ERC20: "ERC20", ERC721: "ERC721", ERC1155: "ERC1155"}
 _FLAT, _NESTED = "FLAT", "NESTED"

@@ -13,17 +13,20 @@ from typing import Any
 from proxy.chains.evm import abi, address
 from proxy.chains.registry import Network
 from proxy.core import portfolio
-from proxy.core.portfolio import Balances, Holding
+from proxy.core.portfolio import Balances, Holding, TokenList
 from proxy.errors import NotFound
 from proxy.services.multicall import Multicall
 from proxy.services.tokens.token_contracts import DECIMALS, NAME, SYMBOL, TokenContracts, about_a_block, token_of
 from proxy.services.tokens.token_prices import TokenPrices
 from proxy.store.postgres.holdings import HoldingStore
 from proxy.store.valkey.cache import DataCache
+from proxy.turn_queue import in_turns, next_turn
 
 # The maximum number of contracts queried for one holder; with more, the reply is marked as truncated. A holder with more was
 # sent most of them unsolicited.
 MOST_CONTRACTS = 10_000
+# Tokens that are described together: the names of as many contracts are read in one call.
+PER_STEP = 500
 _SUPPLY = abi.call("totalSupply()")
 # The balance of an arbitrary address: a contract that returns one is a token, even if it has no name, symbol or supply.
 _PROBE = abi.call("balanceOf(address)", (1).to_bytes(20, "big"))
@@ -59,19 +62,26 @@ class EvmTokens:
         found = await self.holdings.tokens_of(network.id, holder, limit=MOST_CONTRACTS + 1)
         candidates = found[:MOST_CONTRACTS]
         data = abi.call("balanceOf(address)", holder)
-        calls = [(token.contract, data) for token in candidates]
-        replies = await self.multicall.read(network, calls, block=block)
-        held = {call[0]: raw for call, reply in zip(calls, replies, strict=True) if (raw := abi.uint(reply))}
-        tokens = await self._listed(network, held, block)
-        return {"tokens": tokens, "truncated": len(found) > len(candidates)}
+        replies = await self.multicall.read(network, [(each, data) for each in candidates], block=block)
+        tokens = TokenList()
+        for start in range(0, len(candidates), PER_STEP):
+            part = zip(candidates[start : start + PER_STEP], replies[start : start + PER_STEP], strict=True)
+            held = {contract: raw for contract, reply in part if (raw := abi.uint(reply))}
+            tokens.add(await self._described(network, held, block))
+            await next_turn()
+        items = await in_turns(tokens.items(), portfolio.encoded)
+        del tokens
+        await next_turn()
+        return {"tokens": items, "truncated": len(found) > len(candidates)}
 
-    async def _listed(self, network: Network, held: Mapping[bytes, int], block: int) -> list[dict[str, Any]]:
+    async def _described(self, network: Network, held: Mapping[bytes, int], block: int) -> list[Holding]:
         tokens = await self.contracts.known(network, [*held], block)
+        await next_turn()
         prices = await self.prices.known(network, [token.contract for token in tokens.values()])
-        return portfolio.listed(
+        return [
             Holding(token, held[contract], (known := prices[token.contract]).usd, known.logo)
             for contract, token in tokens.items()
-        )
+        ]
 
     async def metadata(self, network: Network, contract: bytes) -> dict[str, Any]:
         """A token's name, symbol, decimals and supply from its contract, with its price and logo."""

@@ -7,9 +7,9 @@ their list price, the transactions of one simulation as a call each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 
@@ -47,9 +47,6 @@ _OF_THE_CALLER: frozenset[upstream_errors.ErrorKind] = frozenset(
     {"revert", "invalid", "nonce_too_low", "underpriced", "rejected", "unknown"}
 )
 _COIN = b""
-# Items that are shown in one turn of the loop, in less than a millisecond.
-PER_TURN = 100
-T = TypeVar("T")
 
 
 class CannotSimulate(NotFound):
@@ -206,16 +203,6 @@ def refusal_of(exc: RpcError) -> Fault:
         said = message_of(exc.error.decode("utf-8", "replace"))
         return InvalidRequest(f"the transactions cannot be run: {said}", reason="state")
     return Unavailable("no upstream can simulate the transactions at the moment; try again shortly", reason="upstream")
-
-
-async def in_turns(items: Iterable[T], show: Callable[[T], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Show each item, a few in every turn of the loop: a simulation may have thousands."""
-    found: list[dict[str, Any]] = []
-    for item in items:
-        found.append(show(item))
-        if len(found) % PER_TURN == 0:
-            await next_turn()
-    return found
 
 
 def in_order(done: SimulatedTransaction) -> list[Transfer | TokenApproval]:

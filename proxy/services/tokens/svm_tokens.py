@@ -14,20 +14,26 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import orjson
 
 from proxy.chains.registry import Network
 from proxy.chains.svm import address, tokens
 from proxy.core import display_text, portfolio
-from proxy.core.portfolio import Balances, Holding, TokenInfo
-from proxy.errors import NotFound, Unavailable
+from proxy.core.portfolio import Balances, Holding, TokenInfo, TokenList
+from proxy.errors import InvalidRequest, NotFound, Unavailable
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.tokens.token_contracts import KEPT_S, about_a_block
 from proxy.services.tokens.token_prices import TokenPrices
 from proxy.store.valkey.cache import DataCache
+from proxy.turn_queue import in_turns, next_turn
 
 # The most that upstreams accept in one getMultipleAccounts.
 MOST_ACCOUNTS = 100
+# Tokens that are described together: an owner may have tens of thousands.
+PER_STEP = 100
+# Token accounts of one program, of which about 15,000 are this large. Finding their bounds takes 5 ms.
+MOST_BYTES = 6 << 20
 COMMITMENT = "confirmed"
 _AS_BYTES = {"encoding": "base64", "commitment": COMMITMENT}
 _ACCOUNT_HEADER = {**_AS_BYTES, "dataSlice": {"offset": 0, "length": tokens.ACCOUNT_BYTES}}
@@ -38,6 +44,20 @@ _KIND = "mint"
 class SvmTokenAccount:
     program: str
     data: bytes
+
+
+class _ReadAt(msgspec.Struct):
+    slot: int = 0
+
+
+class _TokenAccounts(msgspec.Struct):
+    """Token accounts of an owner. Each is decoded in a step: there may be tens of thousands."""
+
+    value: list[msgspec.Raw]
+    context: _ReadAt = msgspec.field(default_factory=_ReadAt)
+
+
+_read_accounts = msgspec.json.Decoder(_TokenAccounts).decode
 
 
 class SvmTokens:
@@ -64,23 +84,33 @@ class SvmTokens:
             ("getTokenAccountsByOwner", [address.show(owner), {"programId": program}, _ACCOUNT_HEADER])
             for program in tokens.PROGRAMS
         ]
-        results = await self._call_many(network, calls)
         sums: Counter[bytes] = Counter()
-        for result in results:
-            for each in _list(result["value"]):
-                account = _account(each.get("account")) if isinstance(each, dict) else None
-                if account and (held := tokens.held(account.data)):
-                    sums[held.mint] += held.amount
-        items = await self._listed(network, {mint: raw for mint, raw in sums.items() if raw})
-        return {"tokens": items, "as_of_block": min(_slot(result) for result in results)}
 
-    async def _listed(self, network: Network, held: Mapping[bytes, int]) -> list[dict[str, Any]]:
+        def add(raw: msgspec.Raw) -> None:
+            each = orjson.loads(bytes(raw))
+            account = _account(each.get("account")) if isinstance(each, dict) else None
+            if account and (held := tokens.held(account.data)):
+                sums[held.mint] += held.amount
+
+        slots = []
+        for result in await self._internal_calls.raw_many(network, calls):
+            found = _found(network, result)
+            slots.append(found.context.slot)
+            await in_turns(found.value, add)
+        held, lists = [(mint, raw) for mint, raw in sums.items() if raw], TokenList()
+        for start in range(0, len(held), PER_STEP):
+            lists.add(await self._described(network, dict(held[start : start + PER_STEP])))
+            await next_turn()
+        return {"tokens": await in_turns(lists.items(), portfolio.encoded), "as_of_block": min(slots)}
+
+    async def _described(self, network: Network, held: Mapping[bytes, int]) -> list[Holding]:
         known = await self._known(network, [*held])
+        await next_turn()
         prices = await self._prices.known(network, [token.contract for token in known.values()])
-        return portfolio.listed(
+        return [
             Holding(token, held[mint], (facts := prices[token.contract]).usd, facts.logo)
             for mint, token in known.items()
-        )
+        ]
 
     async def metadata(self, network: Network, mint: bytes) -> dict[str, Any]:
         async def read() -> dict[str, Any]:
@@ -139,6 +169,17 @@ class SvmTokens:
             if isinstance(result, RpcError) or not isinstance(result, dict) or "value" not in result:
                 raise _unreadable(network)
         return results
+
+
+def _found(network: Network, result: bytes | RpcError) -> _TokenAccounts:
+    if isinstance(result, RpcError):
+        raise _unreadable(network)
+    if len(result) > MOST_BYTES:
+        raise InvalidRequest("parameter 'address': has too many token accounts to list", param="address")
+    try:
+        return _read_accounts(result)
+    except msgspec.DecodeError:
+        raise _unreadable(network) from None
 
 
 def _mint_of(account: SvmTokenAccount | None) -> tokens.Mint | None:

@@ -21,6 +21,7 @@ from proxy.store.postgres.holdings import HoldingStore
 from proxy.store.postgres.index_reads import IndexBlock
 from proxy.store.valkey.cache import DataCache
 from proxy.tasks import min_block_of_task
+from proxy.turn_queue import next_turn
 
 # Names rarely change. A contract without a symbol or decimals may be a proxy that has no code yet, so it is read again sooner.
 KEPT_S, KEPT_UNKNOWN_S = 86_400.0, 3_600.0
@@ -106,7 +107,9 @@ class TokenContracts:
             return found
         calls = [(contract, data) for contract in missing for data in (NAME, SYMBOL, DECIMALS)]
         read = await self._multicall.read(network, calls, block=block)
+        await next_turn()
         new = {contract: token_of(contract, *read[3 * n : 3 * n + 3]) for n, contract in enumerate(missing)}
+        await next_turn()
         await self._store(network, new)
         return found | new
 

@@ -28,7 +28,7 @@ from proxy.services.accounts.metering import Meter, meter_of_task
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.own_methods import OwnMethod
 from proxy.services.tokens.evm_tokens import EvmTokens
-from proxy.turn_queue import next_turn
+from proxy.turn_queue import in_turns, next_turn
 
 # Tokens in a reply, by default and at most.
 PER_PAGE, MOST_PER_PAGE = 40, 100
@@ -153,26 +153,27 @@ class WalletBalances:
         known, key = self.networks, meter.key
         networks = known.all_like(network, key) if asked.names is None else known.named(asked.names, key)
         await meter.pay_for_size(NETWORK_UNITS * len(networks))
-        wallets = await self._wallets(networks, asked.holder, meter)
+        wallets = await self._wallets(networks, asked, meter)
         coins = sorted(chain(*(each.coin for each in wallets)), key=_place)
-        lists = [_kept(each.tokens, only_known=asked.only_known) for each in wallets]
+        lists = [each.tokens for each in wallets]
         tokens = merge(*lists, key=_place)
         ordered = chain(coins, tokens) if asked.coins_first else merge(coins, tokens, key=_place)
         total, end = len(coins) + sum(map(len, lists)), asked.start + asked.size
-        page = [*islice(ordered, asked.start, end)]
+        page = (await in_turns(islice(ordered, end), _itself))[asked.start :]
         return {
-            "totalBalanceUsd": units.dollars(_sum(chain(coins, *lists))),
+            "totalBalanceUsd": units.dollars(await _sum(chain(coins, *lists))),
             "totalCount": total,
             "assets": await self._ankr_assets(page, asked.holder),
             "nextPageToken": str(end) if end < total else "",
         }
 
-    async def _wallets(self, networks: Sequence[Network], holder: bytes, meter: Meter) -> list[_Wallet]:
+    async def _wallets(self, networks: Sequence[Network], asked: AnkrRequest, meter: Meter) -> list[_Wallet]:
         """The wallets of a holder. They are read at the same time, as far as the account's other work leaves room."""
 
         async def read(network: Network) -> _Wallet:
             async with meter.pieces:
-                return _Wallet(await self._coin(network, holder), await self._listed(network, holder))
+                tokens = await self._listed(network, asked.holder, only_known=asked.only_known)
+                return _Wallet(await self._coin(network, asked.holder), tokens)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -197,17 +198,18 @@ class WalletBalances:
         }
         return [_Asset(network, orjson.dumps(item), worth, is_known=True)]
 
-    async def _listed(self, network: Network, holder: bytes) -> list[_Asset]:
+    async def _listed(self, network: Network, holder: bytes, *, only_known: bool) -> list[_Asset]:
         tokens, found = (await self.tokens.balances(network, holder))["tokens"], list[_Asset]()
         for start in range(0, len(tokens), PER_STEP):
-            found += [_rated(network, bytes(each)) for each in tokens[start : start + PER_STEP]]
+            part = [_rated(network, bytes(each)) for each in tokens[start : start + PER_STEP]]
+            found += [each for each in part if each.is_known] if only_known else part
             await next_turn()
         return found
 
     async def _ankr_assets(self, assets: Sequence[_Asset], holder: bytes) -> list[dict[str, Any]]:
         """The assets of a page, with their prices."""
         contracts: dict[str, list[str]] = {each.network.id: [] for each in assets}
-        items = [orjson.loads(each.item) for each in assets]
+        items = await in_turns((each.item for each in assets), orjson.loads)
         for each, item in zip(assets, items, strict=True):
             contracts[each.network.id] += [item["contract"]] if item["contract"] else []
         prices: dict[tuple[str, str], Decimal | None] = {}
@@ -215,14 +217,16 @@ class WalletBalances:
             found = await self.tokens.prices.known(network, contracts[network.id])
             prices |= {(network.id, contract): known.usd for contract, known in found.items()}
             prices[network.id, ""] = await self.tokens.prices.coin(network)
-        return [
-            {
+
+        def shown(pair: tuple[_Asset, Mapping[str, Any]]) -> dict[str, Any]:
+            each, item = pair
+            return {
                 "blockchain": self.networks.name_of(each.network),
                 "holderAddress": "0x" + holder.hex(),
                 **_ankr_asset(each, item, prices[each.network.id, item["contract"]]),
             }
-            for each, item in zip(assets, items, strict=True)
-        ]
+
+        return await in_turns(zip(assets, items, strict=True), shown)
 
 
 def _place(asset: _Asset) -> Decimal:
@@ -235,15 +239,17 @@ def _rated(network: Network, item: bytes) -> _Asset:
     return _Asset(network, item, rating.usd_value, rating.usd_value is not None or rating.logo_url is not None)
 
 
-def _kept(assets: list[_Asset], *, only_known: bool) -> list[_Asset]:
-    return [each for each in assets if each.is_known] if only_known else assets
+def _itself(asset: _Asset) -> _Asset:
+    return asset
 
 
-def _sum(assets: Iterable[_Asset]) -> Decimal:
+async def _sum(assets: Iterable[_Asset]) -> Decimal:
     total = Decimal(0)
-    for each in assets:
+    for at, each in enumerate(assets, 1):
         if each.worth is not None:
             total = units.EXACT.add(total, each.worth)
+        if at % PER_STEP == 0:
+            await next_turn()
     return total
 
 

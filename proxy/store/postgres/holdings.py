@@ -16,11 +16,8 @@ from proxy.store.postgres.index_reads import IndexBlock, IndexReads
 from proxy.store.postgres.pool import DatabaseConnection, Pool
 from proxy.store.postgres.replica import ReplicaReads
 
-
-@dataclass(frozen=True, slots=True)
-class TokenHolding:
-    contract: bytes
-    amount: int
+# The index has only contracts of EVM networks.
+CONTRACT_BYTES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +57,14 @@ class HoldingStore:
         self.index = IndexReads(pool, reads, index_pools=index_pools)
         self._fetch = self.index.fetch
 
-    async def tokens_of(self, network: str, holder: bytes, *, limit: int) -> list[TokenHolding]:
-        """Return the tokens that the holder has or had, non-zero amounts first.
+    async def tokens_of(self, network: str, holder: bytes, *, limit: int) -> list[bytes]:
+        """Return the contracts of the tokens that the holder has or had, non-zero amounts first.
 
-        An amount may be zero, negative, or wrong for a token that rebases.
+        An amount may be wrong for a token that rebases.
         """
-        rows = await self._fetch(sql.holdings.tokens_of, network, holder, limit)
-        return [TokenHolding(contract, int(amount)) for contract, amount in rows]
+        ((contracts,),) = await self._fetch(sql.holdings.tokens_of, network, holder, limit)
+        found: bytes = contracts or b""
+        return [found[start : start + CONTRACT_BYTES] for start in range(0, len(found), CONTRACT_BYTES)]
 
     async def nfts_of(
         self, network: str, holder: bytes, *, limit: int, offset: int = 0, contracts: Sequence[bytes] = ()

@@ -21,6 +21,7 @@ from proxy.core.caching import owner_bucket_of
 from proxy.core.lru_cache import LruCache
 from proxy.errors import RateLimited, Unavailable
 from proxy.tasks import client_of_task, is_cancelled, min_block_of_task
+from proxy.turn_queue import next_turn
 
 log = logging.getLogger("penstock.cache")
 
@@ -225,8 +226,11 @@ class DataCache:
         self, whole: str, make: Callable[[], Awaitable[Any]], ttl_s: float | Callable[[Any], float]
     ) -> bytes:
         value = await make()
-        raw = msgspec.json.encode(value)
-        await self._keep([(whole, raw)], ttl_s(value) if callable(ttl_s) else ttl_s)
+        raw, keep_s = msgspec.json.encode(value), ttl_s(value) if callable(ttl_s) else ttl_s
+        await self._keep([(whole, raw)], keep_s)
+        if len(raw) > LARGEST:
+            del value  # Freeing it takes a while too.
+            await next_turn()
         return raw
 
     async def _look(self, names: list[str]) -> list[bytes | None]:

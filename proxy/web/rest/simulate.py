@@ -14,7 +14,8 @@ from proxy.core.transfer_history import ERC20, NAMES
 from proxy.errors import InvalidRequest
 from proxy.services.rpc.calls import RpcError
 from proxy.services.tokens.address_history import STANDARDS
-from proxy.services.tokens.simulations import Simulation, in_turns, refusal_of
+from proxy.services.tokens.simulations import Simulation, refusal_of
+from proxy.turn_queue import in_turns
 from proxy.web.rest.endpoint import RestHandler, RestRequest
 
 _LARGEST = 2**256 - 1
