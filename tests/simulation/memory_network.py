@@ -120,7 +120,7 @@ class MemoryNetwork:
         # When a connection to each address last met a fault.
         self._faults: dict[Address, float] = {}
         # For each direction that is cut, from host to host: what happens when it is mended.
-        self._cuts: dict[tuple[str, str], list[Callable[[], object]]] = {}
+        self.cuts: dict[tuple[str, str], list[Callable[[], object]]] = {}
         self._loop: ArrivalLoop | None = None
 
     def __repr__(self) -> str:
@@ -159,34 +159,30 @@ class MemoryNetwork:
 
     def cut(self, one: str, other: str) -> None:
         """Nothing that one host sends reaches the other."""
-        self._cuts.setdefault((one, other), [])
+        self.cuts.setdefault((one, other), [])
 
     def mend(self, one: str, other: str) -> None:
-        for arrive in self._cuts.pop((one, other), ()):
+        for arrive in self.cuts.pop((one, other), ()):
             arrive()
 
     def mend_all(self) -> None:
-        for pair in [*self._cuts]:
+        for pair in [*self.cuts]:
             self.mend(*pair)
 
     def is_cut(self, one: str, other: str) -> bool:
-        return (one, other) in self._cuts
-
-    @property
-    def has_any_cut(self) -> bool:
-        return bool(self._cuts)
+        return (one, other) in self.cuts
 
     def has_cuts(self, host: str) -> bool:
         """Whether the host is cut off from any other."""
-        return any(host in pair for pair in self._cuts)
+        return any(host in pair for pair in self.cuts)
 
     def when_mended(self, one: str, other: str, arrive: Callable[[], object]) -> None:
-        self._cuts[one, other].append(arrive)
+        self.cuts[one, other].append(arrive)
 
     async def _until_mended(self, one: str, other: str) -> None:
         """Attempts to connect are repeated, as the kernel does."""
         for pair in ((one, other), (other, one)):
-            while pair in self._cuts:
+            while pair in self.cuts:
                 mended = asyncio.Event()
                 self.when_mended(*pair, mended.set)
                 await mended.wait()
@@ -202,7 +198,7 @@ class MemoryNetwork:
             self.fault(address, name, "connection unanswered")
             await asyncio.sleep(CONNECT_GIVES_UP_S)
             raise TimeoutError("no answer")
-        if self._cuts:
+        if self.cuts:
             async with asyncio.timeout(CONNECT_GIVES_UP_S):
                 await self._until_mended(local, address[0])
         server = self._servers.get(address)
@@ -255,9 +251,26 @@ class _Pipe:
         self._arrival = self._loop.arrival(self._arrive, receiver.context)
 
     def write(self, data: bytes) -> None:
-        self._waiting.append(data)
-        self.waiting_bytes += len(data)
-        self.send()
+        size = len(data)
+        if self._waiting or size > self._window - self.unread:
+            self._waiting.append(data)
+            self.waiting_bytes += size
+            self.send()
+            return
+        # The same as in `send`, for data that the window has room for: most.
+        split = self._sky.weather.split
+        if size > 1 and split and self._rng.random() < split:
+            first = self._rng.randint(1, size)
+            data, rest = data[:first], data[first:]
+            self.unread += first
+            self._launch(data)
+            if rest:
+                self._waiting.append(rest)
+                self.waiting_bytes += len(rest)
+                self.send()
+        else:
+            self.unread += size
+            self._launch(data)
 
     def end(self) -> None:
         """No more bytes will follow."""
@@ -296,14 +309,15 @@ class _Pipe:
         if weather.stall and rng.random() < weather.stall:
             self._net.fault(self._server, self.sender.name, "segment stalled")
             delay_s += rng.uniform(*weather.stall_s)
-        self._last_at = max(self._last_at + 1e-6, loop.time() + delay_s)
+        earliest, at = self._last_at + 1e-6, loop.time() + delay_s
+        self._last_at = at = at if at > earliest else earliest
         self._flight.append(segment)
-        loop.arrives_at(self._last_at, self._arrival)
+        loop.arrives_at(at, self._arrival)
 
     def _arrive(self) -> None:
         if not self._flight or self._is_frozen:
             return
-        if self._net.has_any_cut and self._net.is_cut(self.sender.host, self.receiver.host):
+        if self._net.cuts and self._net.is_cut(self.sender.host, self.receiver.host):
             self._when_mended(self._arrive)
             return
         segment = self._flight.popleft()

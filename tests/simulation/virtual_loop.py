@@ -84,14 +84,18 @@ class VirtualLoop(ArrivalLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Any, *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        return self.call_at(self._clock.ns / 1e9 + delay, callback, *args, context=context)
+        when = self._clock.ns / 1e9 + delay
+        handle = _Timer(when, callback, args, self, context)
+        self._set = number = self._set + 1
+        heappush(self._timers, (when, number, handle))
+        return handle
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         handle = _Timer(when, callback, args, self, context)
-        self._set += 1
-        heappush(self._timers, (when, self._set, handle))
+        self._set = number = self._set + 1
+        heappush(self._timers, (when, number, handle))
         return handle
 
     def arrival(self, callback: Callable[[], None], context: Context) -> _Timer:
@@ -115,37 +119,44 @@ class VirtualLoop(ArrivalLoop):
             self._cancelled = 0
 
     def _run_once(self) -> None:
-        """Run everything that is ready. If nothing is, the clock first moves to the next timer."""
-        self.turns += 1
-        if self.turns % COLLECT_EVERY == 0:
-            gc.collect(2 if self.turns % COLLECT_ALL_EVERY == 0 else 1)
-        ready, timers, clock = self._ready, self._timers, self._clock
-        if not ready and not self._stopping:
-            while timers and timers[0][2]._cancelled:
-                heappop(timers)
-                self._cancelled -= 1
-            if not timers:
-                raise Deadlock("nothing is scheduled, and the simulation has not ended")
-            clock.move_to(timers[0][0])
-        # Timers within TOGETHER_S of each other run together.
-        end = clock.ns / 1e9 + TOGETHER_S
-        while timers and timers[0][0] < end:
-            timer = heappop(timers)[2]
-            timer._scheduled = False
-            if timer._cancelled:
-                self._cancelled -= 1
-            else:
-                ready.append(timer)
-        popleft = ready.popleft
-        for _ in range(len(ready)):
-            handle = popleft()
-            if not handle._cancelled:
-                try:
-                    handle._context.run(handle._callback, *handle._args)
-                except (SystemExit, KeyboardInterrupt):
-                    raise
-                except BaseException as exc:
-                    self.call_exception_handler({"message": f"{handle!r} failed", "exception": exc})
+        """Turn until the loop is stopped, which the base class looks at after this: a call for each turn would take longer.
+
+        A turn runs everything that is ready. If nothing is, the clock first moves to the next timer.
+        """
+        ready, clock = self._ready, self._clock
+        popleft, append = ready.popleft, ready.append
+        while True:
+            self.turns += 1
+            if not self.turns % COLLECT_EVERY:
+                gc.collect(2 if self.turns % COLLECT_ALL_EVERY == 0 else 1)
+            timers = self._timers
+            if not ready and not self._stopping:
+                while timers and timers[0][2]._cancelled:
+                    heappop(timers)
+                    self._cancelled -= 1
+                if not timers:
+                    raise Deadlock("nothing is scheduled, and the simulation has not ended")
+                clock.move_to(timers[0][0])
+            # Timers within TOGETHER_S of each other run together.
+            end = clock.ns / 1e9 + TOGETHER_S
+            while timers and timers[0][0] < end:
+                timer = heappop(timers)[2]
+                timer._scheduled = False
+                if timer._cancelled:
+                    self._cancelled -= 1
+                else:
+                    append(timer)
+            for _ in range(len(ready)):
+                handle = popleft()
+                if not handle._cancelled:
+                    try:
+                        handle._context.run(handle._callback, *handle._args)
+                    except (SystemExit, KeyboardInterrupt):
+                        raise
+                    except BaseException as exc:
+                        self.call_exception_handler({"message": f"{handle!r} failed", "exception": exc})
+            if self._stopping:
+                return
 
     def _process_events(self, event_list: list[Any]) -> None: ...
     def _write_to_self(self) -> None: ...
