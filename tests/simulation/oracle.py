@@ -10,8 +10,8 @@ seed pass. Each rule has a name, which a failing seed reports:
 | `branch` | an upstream that is on another branch than most gets no calls: some seconds after it left, no result of its branch,
   while most upstreams report the network's heads; and no result of any replaced block when all faults have ended |
 | `backwards` | once a reply has named a block to a key, no later call of that key at `latest` through the same gateway is
-  answered from before it, while an upstream that has the block answers reliably; while nothing fails, also through any other
-  gateway, as soon as the message about the block has had time to arrive |
+  answered from before it, while an upstream that has reported the block to this gateway answers reliably; while nothing
+  fails, also through any other gateway, as soon as the message about the block has had time to arrive |
 | `named` | the state behind a reply has reached the block in its `X-Block-Number` |
 | `min-block` | with `X-Min-Block`, no result from before that block |
 | `once` | a write is executed at most once |
@@ -25,7 +25,7 @@ seed pass. Each rule has a name, which a failing seed reports:
 | `deadline` | every call ends in time |
 | `stranger` | nothing of one account in the replies of another |
 | `error` | no error of ours while nothing fails; a 500 only if an upstream failed the call; that an upstream does not have a
-  block only if one of them has not got it yet |
+  block only if one of them has not got it yet; no error because of an impossible block if all others answer reliably |
 | `events` | subscriptions without gap, double or inversion, with `removed` after reorganisations |
 | `leftover` | memory, connections and calls in flight return to zero |
 | `recovers` | when all faults have ended, calls succeed again |
@@ -84,6 +84,10 @@ OWN_SLACK_S = 0.05
 HARDLY = "hardly"
 # Events that may be on their way to one subscription.
 EVENTS_ON_THE_WAY = 20
+# A report has arrived after this time, if nothing fails.
+REPORTED_S = 0.05
+# The words of the error if an upstream reported a block that cannot be.
+IMPOSSIBLE = "impossible block"
 # A message from one gateway to the others has arrived after this time, if nothing fails.
 TOLD_S = 0.1
 # The largest share of a limit that a gateway uses while Valkey is away (`KEPT_SHARE`), and for how long it keeps what it has
@@ -418,6 +422,8 @@ class Oracle:
             self._check_early(call)
         elif (self._must_succeed and not self._is_beyond_share(call, error)) or not _is_failure(status, error):
             self.violate("error", f"{call!r} got a {status}: {error.get('message')}")
+        if status == 500 and call.directives.get("X-Retry") == "1" and IMPOSSIBLE in str(error.get("message")):
+            self._check_impossible(call)
         self._check_deadline(call)
 
     def replied_together(self, calls: Sequence[Call], status: int, body: bytes) -> None:
@@ -583,8 +589,12 @@ class Oracle:
     def _went_back(self, call: Call, number: int) -> None:
         # A reliable upstream is at the network's tip, and has the block if the network had it when the call was sent.
         is_there = call.tree.tip_at(call.sent_s).number >= call.floor
-        reliable = [each for each in self.upstreams if each.tree is call.tree and each.is_reliable]
-        if self._must_succeed or (is_there and reliable):
+        before_s = call.sent_s - REPORTED_S
+        knows = any(
+            each.tree is call.tree and each.is_reliable and each.has_reported(call.floor, call.via, before_s)
+            for each in self.upstreams
+        )
+        if self._must_succeed or (is_there and knows):
             self.violate("backwards", f"{call!r} shows block {number}, and the key had seen {call.floor}")
         else:
             self.outcomes["went back"] += 1
@@ -662,6 +672,13 @@ class Oracle:
     def _check_missing_block(self, call: Call, newest: int) -> None:
         if newest >= call.min_block:
             self.violate("min-block", f"{call!r} was refused for block {call.min_block}, and {newest} is there")
+
+    def _check_impossible(self, call: Call) -> None:
+        """One attempt of two met the upstream with an impossible head. The other one goes to another upstream, and all others
+        answer reliably."""
+        others = [each for each in self.upstreams if each.tree is call.tree and not each.nature.head_liar]
+        if others and not any(each.has_failed_lately for each in others):
+            self.violate("error", f"{call!r} failed because of an impossible block, and all other upstreams answer")
 
     def _check_deadline(self, call: Call) -> None:
         assert call.done_s is not None

@@ -15,6 +15,7 @@ from tests.simulation.sim_clients import (
     HTTP_KINDS,
     Batcher,
     Director,
+    HeadReader,
     Hoarders,
     Modest,
     NewBlockReader,
@@ -52,10 +53,14 @@ UNEVEN_SEEDS = (0, 4, 7)
 UNEVEN_S = (0.0, 1.5)
 # The remainders, by 13, of the seeds that repeat one trouble of one upstream, for clients that it hits hardest. They have it
 # only if they are not calm.
-FORKED_SEEDS, PAUSED_SEEDS, FALSE_STREAM_SEEDS = 1, 5, 9
+FORKED_SEEDS, PAUSED_SEEDS, FALSE_STREAM_SEEDS, SWITCHING_SEEDS = 1, 5, 9, 11
+# Behind one address, a node with an impossible head and a true one take turns this often.
+SWITCHES_S = 0.02
+# The other upstreams have each block this long after it.
+SWITCHES_LATER_S = 0.5
 HARD_HIT = 4
 KINDS = (*HTTP_KINDS, Subscriber)
-ALL_KINDS = (*KINDS, *CROWD_KINDS, Hoarders, NewBlockReader)
+ALL_KINDS = (*KINDS, *CROWD_KINDS, HeadReader, Hoarders, NewBlockReader)
 
 HABITS = Habits(
     late=0.01, hang=0.002, http_500=0.01, http_429=0.003, overloaded=0.003, twice=0.003, foreign=0.003, garbage=0.003,
@@ -253,6 +258,15 @@ def _troubled(seed: int, upstreams: list[UpstreamPlan]) -> tuple[list[UpstreamPl
             mute = [replace(each, nature=replace(each.nature, streams=False)) for each in others]
             false = replace(last, nature=Nature(head_liar=True, streams=True), habits=Habits(), spells=())
             return [*mute, false, single], _hit(Reader, MANY)
+        case remainder if remainder == SWITCHING_SEEDS:
+            # One upstream has each block first, and reports an impossible one every other moment. The others answer reliably,
+            # so errors are its fault.
+            later = Nature(sees_after_s=SWITCHES_LATER_S)
+            steady = later, Habits(), Weather(split=0.2), ()
+            reliable = [UpstreamPlan(each.name, each.network, *steady) for each in others]
+            nature = Nature(head_liar=True, lies_for_s=SWITCHES_S)
+            false = replace(last, nature=nature, habits=Habits(), spells=())
+            return [*reliable, false, single], _hit(HeadReader, MANY)
     return upstreams, []
 
 

@@ -358,6 +358,14 @@ class NewBlockReader(SimClient):
         await self._pause(0.05)
 
 
+class HeadReader(SimClient):
+    """Asks for the newest block. Both attempts could go to the same upstream, if only that one has it."""
+
+    async def _talk(self, connection: Connection) -> None:
+        await self._single(connection, self._ask("eth_blockNumber", [], X_Retry="1"))
+        await self._pause(0.05)
+
+
 class Writer(SimClient):
     """Sends transactions, each once."""
 

@@ -229,6 +229,7 @@ class StreamConnection(asyncio.Protocol):
         while block is not None and not block.is_on(self._announced):
             blocks.append(block)
             block = block.parent
+        self._upstream.reports(head.number, self._transport.asker[0])
         for each in reversed(blocks or [head]):
             params = {"subscription": self._subscription, "result": self._upstream.shown_head(each)}
             for _ in range(2 if twice else 1):

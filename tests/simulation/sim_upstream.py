@@ -94,6 +94,7 @@ class Nature:
     pruned: bool = False
     chunked: bool = False
     head_liar: bool = False
+    lies_for_s: float = HEAD_LIES_FOR_S
     # It has a block this long after the network.
     sees_after_s: float = 0.0
     # It also listens for WebSockets, on which it announces its heads.
@@ -149,6 +150,8 @@ class SimUpstream:
         # Calls by method, and how often each write was executed.
         self.calls: Counter[str] = Counter()
         self.executed: Counter[str] = Counter()
+        # The newest block that it has reported to each host, and when.
+        self._reported: dict[str, list[tuple[float, int]]] = {}
         # When it was on a branch of its own, in seconds of the history.
         self.forked_at: list[tuple[float, float]] = []
 
@@ -187,6 +190,15 @@ class SimUpstream:
             return False
         last_s = max(self._failed_s, self._network.last_fault_s(self.address))
         return self.now_s - last_s > RELIABLE_AFTER_S
+
+    def has_reported(self, number: int, host: str, moment_s: float) -> bool:
+        """Whether it had told this host before this moment that it has the block with this number."""
+        return any(at_s < moment_s and found >= number for at_s, found in reversed(self._reported.get(host, ())))
+
+    def reports(self, number: int, host: str) -> None:
+        found = self._reported.setdefault(host, [])
+        if not found or number > found[-1][1]:
+            found.append((self.now_s, number))
 
     def voted_at(self, moment_s: float) -> bool:
         """Whether it has reported the network's heads for some time before this moment, apart from faults of single calls."""
@@ -348,7 +360,10 @@ class SimUpstream:
         try:
             if method == "eth_chainId" and self._refuses_chain(transport):
                 raise _Refused(NO_METHOD)
-            reply["result"] = self._result(method, params, seen or self.head)
+            head = seen or self.head
+            reply["result"] = self._result(method, params, head)
+            if method == "eth_blockNumber" or (method == "eth_getBlockByNumber" and params[0] == "latest"):
+                self.reports(head.number, transport.asker[0])
         except _Refused as exc:
             reply["error"] = exc.error
         return reply
@@ -416,7 +431,7 @@ class SimUpstream:
     def _head_lie(self) -> int:
         if not self.nature.head_liar or self.now_s < HEAD_LIES_FROM_S:
             return 0
-        return 0 if int((self.now_s - HEAD_LIES_FROM_S) / HEAD_LIES_FOR_S) % 2 else HEAD_LIE
+        return 0 if int((self.now_s - HEAD_LIES_FROM_S) / self.nature.lies_for_s) % 2 else HEAD_LIE
 
     def _block_at(self, tag: str, head: Block) -> Block | None:
         match tag:
