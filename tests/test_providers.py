@@ -348,3 +348,9 @@ def test_line_of_a_setting_is_found() -> None:
     text = "[[a]]\nx = 1\n[[ a ]] # two\ny = 2\n[b]\nx = 3\n"
     assert [line_of(text, name) for name in ("a.0.x", "a.0.y", "a.1.y")] == [2, 1, 4]
     assert [line_of(text, "a.1.x"), line_of(text, "a.2.x"), line_of("", "a.0.x")] == [3, None, None]
+
+
+def test_line_of_a_key_with_dots_or_slashes_is_found() -> None:
+    text = '[m."GET /a.b/{c}"]\nx = 1\n[[r]]\n"GET /y" = 1\n[t]\n"POST /q.json" = { x = 1,\n y = 2 }\n"2.0" = 3\n'
+    names = ("m.GET /a.b/{c}", "m.GET /a.b/{c}.x", "r.0.GET /y", "t.POST /q.json.y", "t.2.0", "r")
+    assert [line_of(text, name) for name in names] == [1, 2, 4, 7, 8, 3]

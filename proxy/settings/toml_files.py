@@ -19,6 +19,8 @@ from proxy.settings.schemas import schema_faults
 _NAMED = ("chain", "family")
 _HEADER = re.compile(r"\s*(\[\[?)\s*([^\]]+?)\s*\]")
 # A quoted key, such as a route, or one of names that are joined by dots.
+# A part of a name between its dots, which may be quoted.
+_STEP = re.compile(r"""\"([^\"]*)\"|'([^']*)'|([^\s."']+)""")
 _KEY = re.compile(r"""\s*("[^"]+"|'[^']+'|[\w\-."']+)\s*=""")
 
 
@@ -61,18 +63,19 @@ def with_line(path: Path, fault: str) -> str:
 
 def line_of(text: str, name: str) -> int | None:
     """The line of a key such as `upstreams.0.url`, or of the innermost table or value around it that has one."""
-    # A route, such as `methods.GET /spec.json`, is one key.
-    steps, lines = name.split(".", 1 if "/" in name else -1), text.splitlines()
-    keys = [(number, key) for number, key in _keys(lines) if steps[: len(key)] == key]
-    if not keys:
-        return None
-    found, key = max(keys, key=lambda each: (len(each[1]), -each[0]))
+    lines = text.splitlines()
+    keys = [(number, ".".join(key)) for number, key in _keys(lines)]
+    around = [(number, key) for number, key in keys if f"{name}.".startswith(f"{key}.")]
+    if not around:
+        # A table of a list has a number, which the fault about the whole list has not.
+        return next((number for number, key in keys if key.startswith(f"{name}.")), None)
+    found, key = max(around, key=lambda each: (len(each[1]), -each[0]))
     # A member of an inline table has no key of its own: it is on this line or one of the next.
-    for step in (
-        [step for step in steps[len(key) :] if not step.isdecimal()] if lines[found - 1].lstrip()[:1] != "[" else ()
-    ):
-        rest = range(found - 1, len(lines))
-        found = next((index + 1 for index in rest if re.search(rf"\b{re.escape(step)}\b", lines[index])), found)
+    inner = name[len(key) + 1 :].split(".") if lines[found - 1].lstrip()[:1] != "[" else []
+    for step in inner:
+        if step and not step.isdecimal():
+            rest = range(found - 1, len(lines))
+            found = next((index + 1 for index in rest if re.search(rf"\b{re.escape(step)}\b", lines[index])), found)
     return found
 
 
@@ -91,6 +94,4 @@ def _keys(lines: list[str]) -> Iterator[tuple[int, list[str]]]:
 
 
 def _steps(name: str) -> list[str]:
-    if "/" in name:
-        return [name.strip("\"'")]
-    return [step.strip().strip("\"'") for step in name.split(".")]
+    return ["".join(step) for step in _STEP.findall(name)]
