@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from tests.fault_stubs import BeaconNodeStub, BitcoinStub, CometStub, LcdStub
 from tests.http_client import Reply
 from tests.node_stubs import NearStub, NodeStub, PolkadotStub, StarknetStub, TonStub, running_stub
 from tests.rest_stubs import AptosStub, Asked, RestStub, TronStub
@@ -97,10 +98,53 @@ class FamilyCase:
     write: Read
     # Blocks can be replaced by others.
     forks: bool = True
+    # A write goes to every upstream.
+    to_all: bool = False
 
 
 ACCOUNT = {"request_type": "view_account", "account_id": "alice.near"}
 CASES = {
+    "bitcoin": FamilyCase(
+        BitcoinStub,
+        (
+            Read("getbestblockhash", []),
+            Read("getblockhash", [499]),
+            Read("getblockheader", [BitcoinStub().hash_of(400), True]),
+            Read("getdifficulty", []),
+        ),
+        Read("sendrawtransaction", [BitcoinStub.TRANSACTION]),
+        to_all=True,
+    ),
+    "cosmos": FamilyCase(
+        CometStub,
+        (
+            Read("block", {}),
+            Read("block", {"height": "499"}),
+            Read("commit", ["490"]),
+            Read("validators", {"height": "500"}),
+        ),
+        Read("broadcast_tx_sync", {"tx": "cGVuc3RvY2s="}),
+    ),
+    "lcd": FamilyCase(
+        LcdStub,
+        (
+            Read("/cosmos/base/tendermint/v1beta1/blocks/latest"),
+            Read("/cosmos/base/tendermint/v1beta1/blocks/499"),
+            Read("/cosmos/bank/v1beta1/supply/by_denom?denom=uatom"),
+        ),
+        Read("/cosmos/tx/v1beta1/txs", body=b'{"tx_bytes":"cGVuc3RvY2s=","mode":"BROADCAST_MODE_SYNC"}'),
+        forks=False,
+    ),
+    "beacon": FamilyCase(
+        BeaconNodeStub,
+        (
+            Read("/eth/v1/beacon/headers/head"),
+            Read("/eth/v1/beacon/headers/499"),
+            Read("/eth/v1/beacon/blocks/400/root"),
+            Read("/eth/v1/beacon/states/head/finality_checkpoints"),
+        ),
+        Read("/eth/v1/beacon/pool/voluntary_exits", body=b'{"message":{"epoch":"1"}}'),
+    ),
     "starknet": FamilyCase(
         StarknetStub,
         (
