@@ -15,6 +15,8 @@ from aiohttp import WSMsgType, web
 from aiohttp.test_utils import TestServer
 
 from proxy.commands.doctor import MOST_CALLS
+from tests.fault_stubs import BeaconNodeStub, BitcoinStub, CometStub, LcdStub
+from tests.node_stubs import NodeStub, StarknetStub, running_stub
 from tests.service import Service, command_here
 
 KEY = "Top5ecretKey_9f"
@@ -162,6 +164,36 @@ async def test_wrong_network_url_and_status_are_errors_without_the_key(node: tup
         assert (done.returncode, fault in done.stderr, KEY in done.stderr) == (2, True, False)
     silent = await doctor("http://127.0.0.1:1/")
     assert (silent.returncode, "does not reply" in silent.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("stub", "checks"),
+    [
+        (BitcoinStub(), {"head": 500, "syncing": "no", "batch": "100 calls"}),
+        (CometStub(), {"head": 500, "syncing": "no", "lowest block": "1", "batch": "100 calls"}),
+        (LcdStub(), {"head": 500, "syncing": "no"}),
+        (BeaconNodeStub(), {"head": 500, "syncing": "no"}),
+        (StarknetStub(), {"head": 500, "batch": "100 calls"}),
+    ],
+    ids=lambda each: each.network if isinstance(each, NodeStub) else "",
+)
+async def test_upstream_of_any_family_is_measured_as_its_file_says(stub: NodeStub, checks: dict[str, Any]) -> None:
+    async with running_stub(stub):
+        done = await doctor(stub.url, "--network", stub.network, "--json")
+        assert (done.returncode, done.stderr) == (0, "")
+        found = orjson.loads(done.stdout)
+        results = {each["check"]: each["result"] for each in found["checks"]}
+        assert results.pop("calls") <= MOST_CALLS
+        chain = (results.pop("chain"), results.pop("rate limit"))
+        assert chain == (stub.chain, "not stated")
+        assert results.pop("latency").endswith(" ms")
+        assert results == checks
+        assert (found["settings"][0]["network"], stub.writes) == (stub.network, [])
+        stub.chain = "another"
+        wrong = await doctor(stub.url, "--network", stub.network)
+        assert (wrong.returncode, f"serves another chain, not {stub.network}" in wrong.stderr) == (1, True), wrong
+        unnamed = await doctor(stub.url)
+        assert (unnamed.returncode, "--network" in unnamed.stderr) == (1, True)
 
 
 async def test_development_chain_is_measured(service: Service) -> None:

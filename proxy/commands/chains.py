@@ -193,6 +193,20 @@ async def _facts(url: str, chain_id: int, known: Sequence[Chain], *, block_time_
         }
 
 
+async def route_reply(
+    session: Any, url: str, route: str, params: Any, headers: Mapping[str, str] | None = None
+) -> tuple[int, dict[str, Any] | None]:
+    """The status of a route's reply, and the record of the reply (`core/rest_routes.py`) if that is 200."""
+    given = msgspec.convert(params or {}, RestParams)
+    verb, target = target_of(route, given)
+    sent = {**given.headers, **(headers or {})}
+    async with session.request(verb, url.rstrip("/") + target, headers=sent, allow_redirects=False) as response:
+        if response.status != 200:
+            return response.status, None
+        found = {name.lower(): value for name, value in response.headers.items()}
+        return 200, {"status": 200, "headers": found, "body": await response.json(content_type=None)}
+
+
 class NewNode:
     """A node of the new chain, called directly: it is not an upstream yet."""
 
@@ -214,7 +228,8 @@ class NewNode:
 
         try:
             if " " in method:
-                return await self._route_reply(method, params)
+                status, record = await route_reply(self._session, self._url, method, params)
+                return {"error": f"status {status}"} if record is None else {"result": record}
             call = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
             async with self._session.post(self._url, json=call, allow_redirects=False) as response:
                 reply = await response.json(content_type=None)
@@ -223,17 +238,6 @@ class NewNode:
         if not isinstance(reply, dict):
             raise InvalidRequest("--upstream: the reply is not JSON-RPC: check the URL")
         return reply
-
-    async def _route_reply(self, route: str, params: Any) -> dict[str, Any]:
-        """The record of a route's reply (`core/rest_routes.py`) as a result; an error if its status is one."""
-        given = msgspec.convert(params or {}, RestParams)
-        verb, target = target_of(route, given)
-        url = self._url.rstrip("/") + target
-        async with self._session.request(verb, url, headers=given.headers, allow_redirects=False) as response:
-            if response.status != 200:
-                return {"error": f"status {response.status}"}
-            headers = {name.lower(): value for name, value in response.headers.items()}
-            return {"result": {"status": 200, "headers": headers, "body": await response.json(content_type=None)}}
 
     async def block_time(self, head: int, at: int) -> float:
         """Mean seconds between the newest blocks; at least 0.1, as timestamps are whole seconds. The first block does not

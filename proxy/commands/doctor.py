@@ -1,8 +1,9 @@
 """`doctor`: measure an upstream from outside, and write its [[upstreams]] block.
 
 It reports what a client would see: the chain, latency, the newest block, methods, the largest batch, the widest range of logs,
-how far back state is served, and WebSockets. The number of calls is bounded: each measurement tries a short list of sizes in
-ascending order and stops at the first that is refused. It never tries how many calls per second are allowed.
+how far back state is served, and WebSockets. An upstream of a family that is a data file is asked as that file says. The number
+of calls is bounded: each measurement tries a short list of sizes in ascending order and stops at the first that is refused. It
+never tries how many calls per second are allowed.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from typing import Any
 import aiohttp
 
 from proxy import settings
-from proxy.chains.families import family_of
+from proxy.chains.families import READERS, family_of
+from proxy.chains.lookups import Lookup, LookupCall, Values, text_of
 from proxy.chains.registry import Network
 from proxy.commands import output
+from proxy.commands.chains import route_reply
 from proxy.commands.progress import Progress
 from proxy.core.data_bounds import BoundSearch
 from proxy.dev.seed import write_private
@@ -64,7 +67,11 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--header", action="append", default=[], metavar="NAME=VALUE", help="a header of each call; repeatable"
     )
-    parser.add_argument("--network", metavar="NAME", help="the network that it must serve, such as CHAIN/NETWORK")
+    parser.add_argument(
+        "--network",
+        metavar="NAME",
+        help="the network that it must serve, such as CHAIN/NETWORK; required for families other than EVM and Solana",
+    )
     parser.add_argument("--write", type=Path, metavar="FILE", help="add the block to this settings file")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=lambda args: asyncio.run(_run(args)))
@@ -100,9 +107,25 @@ class Patient:
         reply = await self._send({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}, 1)
         return _result(reply)
 
-    async def batch(self, method: str, size: int) -> bool:
+    async def ask(self, call: LookupCall, values: Values) -> Values:
+        """The values that a call of a lookup reads from its result."""
+        method, given = call.with_values(values)
+        params = json.loads(given)
+        if " " not in method:
+            reply = await self._send({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}, 1)
+            return call.values_in(json.dumps(_result(reply)).encode())
+        self.calls += 1
+        try:
+            status, record = await route_reply(self._session, self._url, method, params, self._headers)
+        except ValueError:
+            raise Refused(0, f"its reply to {method} is not JSON") from None
+        if record is None:
+            raise Refused(status, f"HTTP status {status} for {method}")
+        return call.values_in(json.dumps(record).encode())
+
+    async def batch(self, method: str, size: int, params: Any = ()) -> bool:
         """Whether it answers a batch of this size whole."""
-        calls = [{"jsonrpc": "2.0", "id": number, "method": method, "params": []} for number in range(size)]
+        calls = [{"jsonrpc": "2.0", "id": number, "method": method, "params": params} for number in range(size)]
         try:
             replies = await self._send(calls, size)
         except Refused:
@@ -161,9 +184,12 @@ def _result(reply: Any) -> Any:
 class Examination:
     """All measurements of one upstream. `rows`: for people; `block`: the settings."""
 
-    def __init__(self, patient: Patient, tables: settings.Tables, show: Callable[[str], None]) -> None:
+    def __init__(
+        self, patient: Patient, tables: settings.Tables, expected: Network | None, show: Callable[[str], None]
+    ) -> None:
         self._patient = patient
         self._tables = tables
+        self._expected = expected
         self._show = show
         self.rows: list[dict[str, Any]] = []
         self.block: dict[str, Any] = {}
@@ -178,15 +204,62 @@ class Examination:
         self.rows.append({"check": check, "result": result, "note": note})
 
     async def run(self) -> None:
+        if self._expected is not None and self._expected.family not in READERS:
+            await self._of_data_family(self._expected)
+            return
         await self._chain()
         steps: list[tuple[str, Callable[[], Awaitable[None]]]] = [("latency", self._latency), ("head", self._find_head)]
         if self.network is None or self.network.family == "evm":
             steps += [("methods", self._methods), ("logs", self._logs), ("archive", self._archive)]
             steps += [("WebSocket", self._socket)]
-        for name, step in [*steps, ("batches", self._batches)]:
+        for name, step in [*steps, ("batches", lambda: self._batches(self._head_method))]:
             self._show(f"measuring {name} ({self._patient.calls} calls so far)")
             await step()
         self._limits()
+
+    async def _of_data_family(self, expected: Network) -> None:
+        """Ask what the family's file says."""
+        family = family_of(expected)
+        lookups = family.head.lookups
+        assert lookups.chain is not None  # Every family's file has it.
+        self._show("asking for the chain")
+        found = lookups.chain.identity(
+            await self._values(lookups.chain, lookups.chain.given(expected.facts.genesis_at, "at"))
+        )
+        same = [each for each in self._tables.chains.networks() if each.family == expected.family]
+        self.network = next((each for each in (expected, *same) if each.identity == found), None)
+        self._note("chain", found, self.network.id if self.network else "not known: `chains add` writes a file for it")
+        self._show("measuring latency")
+        times, head = [], None
+        for _ in range(LATENCY_CALLS):
+            began = time.monotonic()
+            head = lookups.number.number(await self._values(lookups.number, {}))
+            times.append(1000 * (time.monotonic() - began))
+        self._note("latency", f"{statistics.median(times):.1f} ms", f"slowest {max(times):.1f} ms of {LATENCY_CALLS}")
+        self._note("head", head)
+        if lookups.status is not None:
+            await self._status(lookups.status)
+        if family.rest is None and family.batches:
+            method, params = lookups.number.first
+            await self._batches(method, json.loads(params))
+        self._limits()
+
+    async def _values(self, lookup: Lookup, values: Values) -> Values:
+        for call in lookup.calls:
+            values = values | await self._patient.ask(call, values)
+        return values
+
+    async def _status(self, lookup: Lookup) -> None:
+        """Not every upstream has all of the calls."""
+        values: Values = {}
+        for call in lookup.calls:
+            try:
+                values |= await self._patient.ask(call, values)
+            except Refused:
+                continue
+        self._note("syncing", "yes" if values.get("syncing") == b"true" else "no")
+        if floor := values.get("floor"):
+            self._note("lowest block", text_of(floor))
 
     async def _chain(self) -> None:
         self._show("asking for the chain")
@@ -286,10 +359,10 @@ class Examination:
         except (Refused, aiohttp.ClientError, OSError, TimeoutError, ValueError, TypeError):
             self._note("WebSocket", "no", "not at the same path; it may have another URL")
 
-    async def _batches(self) -> None:
+    async def _batches(self, method: str, params: Any = ()) -> None:
         largest = 1
         for size in BATCHES:
-            if not await self._patient.batch(self._head_method, size):
+            if not await self._patient.batch(method, size, params):
                 break
             largest = size
         note = "larger ones were not tried" if largest == BATCHES[-1] else "larger ones are refused"
@@ -334,11 +407,13 @@ async def _run(args: argparse.Namespace) -> int:
     progress = None if args.json else Progress()
     timeout = aiohttp.ClientTimeout(total=REPLY_S)
     async with aiohttp.ClientSession(timeout=timeout, trace_configs=[no_redirects()]) as session:
-        examination = Examination(Patient(session, url, headers), tables, progress.show if progress else lambda _: None)
+        show = progress.show if progress else lambda _: None
+        examination = Examination(Patient(session, url, headers), tables, expected, show)
         try:
             await examination.run()
         except Refused as exc:
-            raise InvalidRequest(f"the upstream cannot be used: {exc}: check the URL and the key") from None
+            hint = "" if args.network else ", and name its network with --network if it is of another family than EVM"
+            raise InvalidRequest(f"the upstream cannot be used: {exc}: check the URL and the key{hint}") from None
         except (aiohttp.ClientError, OSError, TimeoutError) as exc:
             raise InvalidRequest(f"the upstream does not reply ({type(exc).__name__}): check the URL") from None
         finally:
