@@ -103,10 +103,13 @@ class CometStub(NodeStub):
 
 
 class LcdStub(RestStub):
-    """The REST API of a node of the Cosmos SDK. Every reply has the height of the state that it is from in a header."""
+    """The REST API of a node of the Cosmos SDK. Every reply has the height of the state that it is from in a header. `kept`: of
+    how many heights it keeps the state."""
 
     network = "cosmoshub-lcd/mainnet"
     chain = "cosmoshub-4"
+    kept = 1_000_000
+    HEIGHT = "x-cosmos-block-height"
 
     def reply_headers(self) -> dict[str, str]:
         return {"Grpc-Metadata-X-Cosmos-Block-Height": str(self.head)}
@@ -120,8 +123,9 @@ class LcdStub(RestStub):
             case ("cosmos", "base", "tendermint", _, "blocks", height):
                 return self._block(self.head if height == "latest" else int(height))
             case ("cosmos", "bank", _, "supply", "by_denom"):
-                return {"amount": {"denom": asked.given["denom"], "amount": str(1_000_000 + self.head)}}
+                return {"amount": {"denom": asked.given["denom"], "amount": str(1_000_000 + self._height(asked))}}
             case ("cosmos", "staking", _, "params"):
+                self._height(asked)
                 return {"params": {"unbonding_time": "1814400s"}}
             case ("cosmos", "tx", _, "txs") if asked.verb == "POST":
                 self.take(asked.given)
@@ -129,6 +133,14 @@ class LcdStub(RestStub):
                 return {"tx_response": {"height": "0", "txhash": name, "code": 0}}
             case _:
                 raise NodeError(501, "Not Implemented")
+
+    def _height(self, asked: Asked) -> int:
+        height = int(asked.headers.get(self.HEIGHT, 0)) or self.head
+        if height > self.head:
+            raise NodeError(400, "cannot query with height in the future; please provide a valid height")
+        if height <= self.head - self.kept:
+            raise NodeError(500, f"failed to load state at height {height}; version does not exist")
+        return height
 
     def _block(self, number: int) -> dict[str, Any]:
         if number > self.head:

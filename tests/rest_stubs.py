@@ -22,6 +22,7 @@ class Asked:
     given: Mapping[str, Any] = field(default_factory=dict)
     body: bytes = b""
     type: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def route(self) -> str:
@@ -41,7 +42,14 @@ class RestStub(NodeStub):
         body = await request.read()
         is_json = request.content_type == "application/json"
         given = orjson.loads(body) if is_json and body else dict(request.query)
-        asked = Asked(request.method, tuple(request.path.strip("/").split("/")), given, body, request.content_type)
+        asked = Asked(
+            request.method,
+            tuple(request.path.strip("/").split("/")),
+            given,
+            body,
+            request.content_type,
+            request.headers,
+        )
         self.calls.append((asked.route, given))
         await self.pass_or_hang()
         try:

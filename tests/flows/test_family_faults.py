@@ -12,8 +12,10 @@ import orjson
 import pytest
 
 from tests.families_harness import CASES, FamilyHarness, Read, served
+from tests.fault_stubs import LcdStub
 from tests.node_stubs import NodeStub, TonStub
 from tests.rest_stubs import AptosStub
+from tests.service import until
 from tests.web.worker import on_uvloop
 
 ROUNDS = 12
@@ -171,6 +173,35 @@ async def test_reply_that_is_not_json_counts_against_the_upstream_and_is_retried
                 assert harness.result_of(await harness.read(read)) == read.truth(stubs[-1]), (number, read)
         assert ("broken", None) in broken.calls
         assert harness.route.upstreams[0].health.bad > bad
+
+
+@on_uvloop
+async def test_upstream_that_has_pruned_state_is_not_asked_for_it_again_and_again() -> None:
+    """Every wrong choice needs a retry, and retries are bounded."""
+    whole, pruned = LcdStub(), LcdStub()
+    pruned.kept = 5
+    path = "/cosmos/bank/v1beta1/supply/by_denom?denom=uatom"
+    async with served(whole, pruned) as harness:
+
+        async def read(height: int) -> None:
+            reply = await harness.request(path, X_Cosmos_Block_Height=str(height))
+            assert (reply.status, reply.json["amount"]["amount"]) == (200, str(1_000_000 + height)), reply
+
+        def asked() -> int:
+            return pruned.count("GET /cosmos/bank/v1beta1/supply/by_denom")
+
+        for height in range(1, 31):
+            await read(height)
+        assert asked() > 0
+        harness.watch()
+        harness.tracker.wake()
+        await until(lambda: harness.route.upstreams[1].health.bounds.of("state") is not None)
+        before = asked()
+        for height in range(31, 151):
+            await read(height)
+        assert asked() == before
+        for height in range(496, 501):
+            await read(height)
 
 
 @on_uvloop

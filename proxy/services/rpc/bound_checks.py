@@ -39,6 +39,7 @@ class BoundChecks:
         family = family_of(state.network)
         self._lookups = family.head.lookups.bounds
         self._usual_kept = family.kept_blocks
+        self._rules = family.error_rules
         # When each bound is due, by the upstream's index and the kind.
         self._due_at: dict[tuple[int, DataKind], float] = {}
         # How often bounds were confirmed.
@@ -119,7 +120,7 @@ class BoundChecks:
         """Continue the search with at most this many calls. Returns whether all were answered."""
         while (block := search.next_block) is not None and search.calls < most:
             given = lookup.given(block) | lookup.given(block - 1, "before")
-            answer = await look_up(upstream, lookup, given)
+            answer = await look_up(upstream, lookup, given, rules=self._rules)
             if answer.values is None and answer.error not in _MISSING:
                 return False
             search.answered(block, is_held=answer.values is not None and "found" in answer.values)

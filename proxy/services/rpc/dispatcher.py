@@ -473,11 +473,19 @@ class Dispatcher(FlightHandler):
             verdict.kind == "behind" and upstream.health.head >= self.state.heads.tip
         ):
             flight.note_error(error_for_caller(flight, reply, verdict, upstream), verdict.weight)
+            if verdict.kind == "missing_data":
+                self._note_missing_data(flight)
             self._after_own_error(flight, verdict, now)
         elif verdict.kind == "range_too_large" and self._split(flight, error):
             flight.hand_over()
         else:
             self._complete_best(flight, error_for_caller(flight, reply, verdict, upstream))
+
+    def _note_missing_data(self, flight: Flight) -> None:
+        """Find out what the upstreams have pruned. Where an ordinary one keeps a known number of blocks, reads of older ones
+        were noted when they arrived."""
+        if not flight.policy.family.kept_blocks and 0 < flight.call.least_head < self.state.heads.tip:
+            self.state.old_data_read(flight.policy.data)
 
     def _after_own_error(self, flight: Flight, verdict: upstream_errors.UpstreamError, now: float) -> None:
         """The error is about the upstream: another one may do better."""

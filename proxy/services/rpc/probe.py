@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proxy.chains.lookups import Lookup, Values
 from proxy.core import jsonrpc, upstream_errors
+from proxy.core.upstream_errors import ErrorRule
 from proxy.services.rpc.dispatcher import failure_in
 from proxy.services.rpc.flights import next_id
 from proxy.wire.http1 import ReplyHeaders
@@ -17,13 +19,16 @@ REPLY_S = 3.0
 
 
 class Probe:
-    """One call to one upstream. Its result is None if the call failed."""
+    """One call to one upstream. Its result is None if the call failed. `rules`: what errors mean in the chain's family."""
 
     client = ""
 
-    def __init__(self, upstream: Upstream, method: str, params: bytes = b"[]") -> None:
+    def __init__(
+        self, upstream: Upstream, method: str, params: bytes = b"[]", *, rules: Sequence[ErrorRule] = ()
+    ) -> None:
         self._id = b"%d" % next_id()
         self._upstream = upstream
+        self._rules = rules
         self._meter = upstream.health.meter
         self._spender = (method, "", "")
         self._body = b"".join((jsonrpc.ENVELOPE_START, self._id, jsonrpc.request_tail(method), params, b"}"))
@@ -56,7 +61,7 @@ class Probe:
         except ValueError:
             self._settle(None)
             return
-        verdict = upstream_errors.classify(bytes(reply.error)) if reply.error else None
+        verdict = upstream_errors.classify(bytes(reply.error), self._rules) if reply.error else None
         self.error = "" if verdict is None else verdict.kind
         self.error_reply = bytes(reply.error)
         self.lacks_method = verdict is not None and verdict.lacks_method
@@ -102,12 +107,13 @@ async def look_up(
     *,
     within_s: float = REPLY_S,
     skips_errors: bool = False,
+    rules: Sequence[ErrorRule] = (),
 ) -> LookupAnswer:
     """Make the calls of a lookup one after the other. `values`: those that are given. `skips_errors`: a call that the upstream
-    refuses does not end the lookup."""
+    refuses does not end the lookup. `rules`: what errors mean in the chain's family."""
     found, lacked = dict(values or {}), list[str]()
     for call in lookup.calls:
-        probe = Probe(upstream, *call.with_values(found))
+        probe = Probe(upstream, *call.with_values(found), rules=rules)
         result = await probe.send(within_s)
         if result is None and skips_errors and probe.is_answered:
             continue
