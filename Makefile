@@ -26,6 +26,9 @@ COMPILED := tests/core tests/store/test_rate_buckets.py tests/wire tests/web $(w
 PURE := tests/core tests/chains tests/test_settings.py \
 	$(filter-out %/test_sql.py %/test_compiled.py,$(wildcard tests/conventions/test_*.py))
 
+# A client of Python with many dependencies, in an environment of its own.
+STARKNET_PY_VERSION := 0.30.0
+
 # The geth that some tests use. It is built once for all work trees, because that takes minutes.
 GETH_VERSION := v1.17.8
 BTCD_VERSION := v0.24.2
@@ -40,7 +43,7 @@ RENDER := helm template penstock $(CHART) --kube-version 1.30.0 --namespace pens
 ROUTE := --set gatewayApi.enabled=true,gatewayApi.host=rpc.example.com,gatewayApi.gateways[0].name=public
 IMAGE := localhost/penstock:$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' proxy/__init__.py)
 
-.PHONY: help run docs test quick lint pure unit source browser programs web3-tests geth btcd cometbft lodestar simd compile compiled bench fleet simulate clients wheel wheel-test release image image-test compose-test chart k8s-test lock clean
+.PHONY: help run docs test quick lint pure unit source browser programs web3-tests geth btcd cometbft lodestar starknet-py simd compile compiled bench fleet simulate clients wheel wheel-test release image image-test compose-test chart k8s-test lock clean
 
 help:
 	@echo "make run      start the whole service on this machine (make run ARGS='--port 9000 --fresh')"
@@ -53,6 +56,7 @@ help:
 	@echo "make cometbft  build CometBFT for the tests on its chain (needs Go; without it they are skipped)"
 	@echo "make simd     build a node of the Cosmos SDK for the tests of its REST API (needs Go; takes minutes; without it they are skipped)"
 	@echo "make lodestar  install a beacon node for the tests on its chain (needs npm and a C compiler; without it they are skipped)"
+	@echo "make starknet-py  install starknet.py for its test (without it that is skipped)"
 	@echo "make compile  compile the hot path to machine code (needs a C compiler; test and bench do it too)"
 	@echo "make bench    run the benchmarks; writes the summary and the plot to bench/"
 	@echo "make docs     build the guide, which the service then serves at /docs/guide/"
@@ -186,9 +190,15 @@ geth:
 	@command -v go >/dev/null || { echo "geth is built with Go, which was not found on PATH"; exit 1; }
 	GOBIN="$(GETH_DIR)" go install github.com/ethereum/go-ethereum/cmd/geth@$(GETH_VERSION)
 
+# With a program for the tests that uses its client.
 btcd:
 	@command -v go >/dev/null || { echo "btcd is built with Go, which was not found on PATH"; exit 1; }
 	GOBIN="$(GETH_DIR)" go install github.com/btcsuite/btcd@$(BTCD_VERSION)
+	rm -rf "$(GETH_DIR)/rpcclient-source" && mkdir -p "$(GETH_DIR)/rpcclient-source"
+	cp tests/clients/rpcclient/main.go "$(GETH_DIR)/rpcclient-source" && cd "$(GETH_DIR)/rpcclient-source" && \
+		export GOFLAGS=-mod=mod && go mod init rpcclient && go get github.com/btcsuite/btcd@$(BTCD_VERSION) && \
+		go build -o "$(GETH_DIR)/btcd-rpcclient" .
+	rm -rf "$(GETH_DIR)/rpcclient-source"
 
 cometbft:
 	@command -v go >/dev/null || { echo "cometbft is built with Go, which was not found on PATH"; exit 1; }
@@ -206,6 +216,10 @@ lodestar:
 	@command -v npm >/dev/null || { echo "lodestar is installed with npm, which was not found on PATH"; exit 1; }
 	mkdir -p "$(GETH_DIR)/lodestar" && cp tests/lodestar/package.json tests/lodestar/poly.cjs "$(GETH_DIR)/lodestar"
 	cd "$(GETH_DIR)/lodestar" && npm install --ignore-scripts --no-audit --no-fund --loglevel=error && npm rebuild snappy bcrypto
+
+starknet-py:
+	"$(PYTHON)" -m venv "$(GETH_DIR)/starknet-py"
+	"$(GETH_DIR)/starknet-py/bin/pip" install -q --disable-pip-version-check starknet-py==$(STARKNET_PY_VERSION)
 
 # From the OpenAPI document: proxy/web/docs/client_code.py.
 clients: .venv/.run

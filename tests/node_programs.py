@@ -1,4 +1,4 @@
-"""Programs of real nodes that `make` builds once for all work trees, and the end of their processes."""
+"""Programs of real nodes and clients that `make` builds once for all work trees, and the end of nodes' processes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def find(name: str) -> Path | None:
     return Path(found) if found else None
 
 
-def require(name: str, needs: str = "Go") -> Path:
-    """The program. Skips the test without it."""
+def require(name: str, needs: str = "Go", *, made_by: str = "") -> Path:
+    """The program. Skips the test without it. `made_by`: the target of `make` that builds it, if that has another name."""
     found = find(name)
     if found is None:
-        pytest.skip(f"{name} is not installed: build it with `make {name}`, which needs {needs}")
+        pytest.skip(f"{name} is not installed: build it with `make {made_by or name}`, which needs {needs}")
     return found
 
 

@@ -19,8 +19,9 @@ import msgspec
 import orjson
 import pytest
 
+from tests import node_programs
 from tests.bitcoin_nodes import SIMNET, BitcoinNode, LitecoinNode, agree, bitcoin_nodes, wait_for
-from tests.client_scripts import run_script
+from tests.client_scripts import run_program, run_script
 from tests.faults import fault_proxy
 from tests.http_client import HttpClient
 from tests.new_network import new_network
@@ -432,6 +433,25 @@ async def test_bitcoin_core_of_npm_works(litecoin_nodes: list[BitcoinNode]) -> N
         assert seen["batch"][1]["value"] == seen["height"]
         assert seen["txid"] == (await node.ask("decoderawtransaction", task["raw"]))["txid"]
         assert seen["wrong"] == {"name": "RpcError", "code": -8}
+
+
+@on_uvloop
+async def test_rpcclient_of_btcd_works(nodes: list[BitcoinNode]) -> None:
+    program = node_programs.require("btcd-rpcclient", made_by="btcd")
+    async with bitcoin_harness(nodes) as harness:
+        node, raw = nodes[0], await pay(nodes[0]) if isinstance(nodes[0], LitecoinNode) else ""
+        host = f"127.0.0.1:{harness.worker.port}/v1/rpc/{harness.network}"
+        task = {"host": host, "password": harness.worker.keys["main"], "raw": raw}
+        seen = await asyncio.to_thread(run_program, [str(program)], task, within_s=60)
+        assert seen["height"] == await node.ask("getblockcount")
+        assert seen["hash"] == seen["header"] == await node.ask("getblockhash", 5)
+        assert seen["batch"] == [seen["height"], seen["hash"]]
+        _, wrong = await node.raw("getblockhash", [9999999])
+        assert (seen["block"], seen["wrong"]) == (5, wrong["code"])
+        assert seen["sent"] == ((await node.ask("decoderawtransaction", raw))["txid"] if raw else "")
+        # To the client, litecoind is a Bitcoin Core before 0.19, whose second param was a boolean.
+        _, rejected = await node.raw("sendrawtransaction", ["02000000" + "00" * 6, False])
+        assert seen["rejected"] == rejected["code"]
 
 
 @pytest.mark.skipif(find_spec("bitcoin") is None, reason="python-bitcoinlib is not installed")

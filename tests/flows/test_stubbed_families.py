@@ -85,6 +85,20 @@ async def test_starknet_js_works() -> None:
 
 
 @on_uvloop
+async def test_starknet_py_works_with_only_a_url() -> None:
+    stub = StarknetStub()
+    async with served(stub) as harness:
+        harness.worker.add_key("open", allow_in_url=True)
+        url = f"http://127.0.0.1:{harness.worker.port}/v1/rpc/{harness.network}/{harness.worker.keys['open']}"
+        seen = await asyncio.to_thread(
+            run_script, "starknet_py_url.py", {"url": url}, within_s=90, package="starknet-py"
+        )
+        assert (seen["chain"], seen["number"], seen["missing"]) == ("0x534e5f4d41494e", stub.head, 24)
+        assert seen["latest"] == hex(int(stub.hash_of(stub.head), 16))
+        assert (seen["nonce"], seen["storage"], seen["called"]) == (stub.head, 407, [1, stub.head])
+
+
+@on_uvloop
 async def test_starknet_is_cached_by_the_block_wherever_it_stands() -> None:
     stub = StarknetStub()
     async with served(stub) as harness:
