@@ -138,6 +138,12 @@ MUTANTS = {
             "key-cut-short", f"{_CORE}.caching", "    text = method + params\n", "    text = (method + params)[:60]\n"
         ),
         Mutant("quorum-of-one", f"{_CORE}.verification", "return len(agreed) >= self.needed", "return True"),
+        Mutant(
+            "trial-serves-calls",
+            "proxy.compose.networks",
+            "if not each[1].shadow or each[1].canary]",
+            "]",
+        ),
         # Replies
         Mutant(
             "foreign-reply-accepted",

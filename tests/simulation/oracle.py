@@ -16,6 +16,7 @@ seed pass. Each rule has a name, which a failing seed reports:
 | `min-block` | with `X-Min-Block`, no result from before that block |
 | `once` | a write is executed at most once |
 | `verified` | with `X-Verify`, no lie |
+| `trial` | no result, and no write, of an upstream that is on trial (`shadow`) |
 | `limit` | never more than an account's buckets hold, over all gateways together; a gateway without Valkey adds its share |
 | `refusal` | no refusal while the bucket had room; in a fleet, while hardly any of it was used |
 | `share` | an account with one call under way is served before accounts with several: it waits for one call of theirs at most,
@@ -44,7 +45,7 @@ import orjson
 from tests.simulation.block_tree import Balance, Block, BlockTree, answer_of, owner_of
 from tests.simulation.history import History
 from tests.simulation.outcome import Violation
-from tests.simulation.sim_upstream import HEAD_LIE, LIE, NO_BLOCK, OTHER_CHAIN, SimUpstream
+from tests.simulation.sim_upstream import HEAD_LIE, LIE, NO_BLOCK, OTHER_CHAIN, TRIAL_LIE, SimUpstream
 
 PRICES = {
     "eth_chainId": 0,
@@ -607,6 +608,9 @@ class Oracle:
         if value >= OTHER_CHAIN:
             self.violate("possible", f"{call!r} got a balance of another chain")
             return
+        if value >= TRIAL_LIE:
+            self.violate("trial", f"{call!r} got a balance of an upstream on trial")
+            return
         if value >= LIE:
             if call.is_verified:
                 self.violate("verified", f"{call!r} got a lie")
@@ -752,6 +756,13 @@ class Oracle:
                 if max(requests_s, units_s) > 0.0:
                     return f"{count} requests and {units} units in {took_s:.3f} s"
         return ""
+
+    def check_trial(self, upstream: SimUpstream) -> None:
+        """Called at the end for an upstream on trial."""
+        if upstream.executed:
+            self.violate("trial", f"{upstream!r} is on trial and got {upstream.executed.total()} writes")
+        if upstream.calls["eth_getBalance"]:
+            self._history.covers("copied to trial")
 
     def check_writes(self, executed: Counter[str]) -> None:
         for raw, count in executed.items():

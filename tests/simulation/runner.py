@@ -30,7 +30,7 @@ from tests.simulation.timeline import svg_of, text_of
 LONGEST_S = 300.0
 # Faults and inputs that a good set of seeds has all seen. The runner names those that are missing.
 EXPECTED = (
-    "client cut", "connection frozen", "connection refused", "connection reset", "connection unanswered",
+    "client cut", "copied to trial", "connection frozen", "connection refused", "connection reset", "connection unanswered",
     "fork late", "lie", "machine busy", "malformed bytes",
     "malformed cut", "malformed flip", "malformed json", "malformed key", "malformed length", "reorganisation",
     "reply cut_off", "reply foreign", "reply garbage", "reply hang", "reply hang_up", "reply http_429", "reply http_500",

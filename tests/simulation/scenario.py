@@ -59,6 +59,8 @@ SWITCHES_S = 0.02
 # The other upstreams have each block this long after it.
 SWITCHES_LATER_S = 0.5
 HARD_HIT = 4
+# The remainder, by 17, of the seeds with an upstream that is on trial.
+TRIAL_SEEDS = 7
 KINDS = (*HTTP_KINDS, Subscriber)
 ALL_KINDS = (*KINDS, *CROWD_KINDS, HeadReader, Hoarders, NewBlockReader)
 
@@ -216,6 +218,9 @@ def scenario_of(seed: int) -> Scenario:
             ClientPlan(f"client {31 + place}", each.__name__, ONE, place) for place, each in enumerate(CROWD_KINDS)
         ]
         upstreams = [replace(each, habits=replace(each.habits, takes_s=CROWDED_S)) for each in upstreams]
+    if seed % 17 == TRIAL_SEEDS:
+        weather = Weather(split=0.2) if is_calm else WEATHER
+        upstreams.append(UpstreamPlan("upstream 30", MANY, Nature(on_trial=True), Habits(), weather, ()))
     return Scenario(
         seed,
         is_calm,

@@ -32,6 +32,8 @@ VOTES_AFTER_S = 4.0
 LIE = 1 << 200
 # Balances of another chain. An upstream that names another chain gets no calls, so no client ever sees one.
 OTHER_CHAIN = 1 << 240
+# Lies of upstreams on trial. No other lie is that large.
+TRIAL_LIE = 1 << 232
 # A node that reports a head of another world adds this, once the service knows the head: at the start, it has nothing to
 # compare two reports with.
 HEAD_LIE = 1_000_000
@@ -94,6 +96,8 @@ class Nature:
     pruned: bool = False
     chunked: bool = False
     head_liar: bool = False
+    # It only gets copies of reads, of which every balance is a lie.
+    on_trial: bool = False
     lies_for_s: float = HEAD_LIES_FOR_S
     # It has a block this long after the network.
     sees_after_s: float = 0.0
@@ -389,7 +393,7 @@ class SimUpstream:
             lies = self._habits.lie and self._rng.random() < self._habits.lie
             if lies:
                 self.history.fault(self.name, "lie", params[0][-8:])
-            own_lie = LIE << int(self.name.rpartition(" ")[2]) if lies else 0
+            own_lie = LIE << int(self.name.rpartition(" ")[2]) if lies else TRIAL_LIE if self.nature.on_trial else 0
             return hex(balance_of(params[0], block) + own_lie + (OTHER_CHAIN if self.nature.wrong_chain else 0))
         if method == "eth_call":
             self._state_at(params[1], head)

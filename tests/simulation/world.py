@@ -76,7 +76,7 @@ class World:
         self.oracle = Oracle(self.history, bounds_of(scenario))
         self._trees = {name: BlockTree(name, self.history, self._rng(f"chain {name}")) for name in (MANY, ONE)}
         self._upstreams = [self._upstream(place, plan) for place, plan in enumerate(scenario.upstreams, 1)]
-        self.oracle.upstreams.extend(self._upstreams)
+        self.oracle.upstreams.extend(each for each in self._upstreams if not each.nature.on_trial)
         self._valkey = SimValkey(VALKEY, self._network, seams.clock, CALM)
         self._trouble = FleetTrouble(
             scenario.fleet, self._valkey, self._network, self.oracle, self._rng("trouble of the fleet")
@@ -252,6 +252,8 @@ class World:
         executed: Counter[str] = Counter()
         for upstream in self._upstreams:
             executed.update(upstream.executed)
+            if upstream.nature.on_trial:
+                self.oracle.check_trial(upstream)
         self.oracle.check_writes(executed)
         self.oracle.check_limits()
         for place, account in enumerate(self.oracle.accounts):
@@ -375,7 +377,8 @@ def _settings_of(upstream: SimUpstream) -> Iterator[dict[str, Any]]:
     """The settings of an upstream, and those of the stream that it has on another port."""
     common = {"network": upstream.tree.name, "operator": upstream.name.replace(" ", "-")}
     host, port = upstream.address
-    yield {**common, "url": f"http://{host}:{port}/", "archive": not upstream.nature.pruned}
+    trial = {"shadow": 0.5, "requests_per_second": 50} if upstream.nature.on_trial else {}
+    yield {**common, "url": f"http://{host}:{port}/", "archive": not upstream.nature.pruned, **trial}
     if upstream.nature.streams:
         yield {**common, "url": f"ws://{host}:{upstream.stream_address[1]}/"}
 
