@@ -168,12 +168,17 @@ def _wait_until_ready(child: processes.Child, url: str) -> None:
     raise StartFailed(f"ponder was not ready within {RUN_S:.0f} s")
 
 
+# It leaves at once: threads that are still there can crash the interpreter while it ends.
 _CRYO = """
+import os
 import sys
+
 import cryo
 
 upstream, folder, blocks = sys.argv[1:]
 cryo.freeze("logs", blocks=[f"1:{blocks}"], rpc=upstream, output_dir=folder, chunk_size=1000, inner_request_size=16)
+sys.stdout.flush()
+os._exit(0)
 """
 
 

@@ -212,7 +212,7 @@ select n / 300, $1::bigint + (n % 300) * (1::bigint << 30), n % 300 / 2, 1, 20,
     case when n % 10 = 0 then $4::bytea else substring(sha256(int8send(n % 1000003)), 1, 20) end,
     case when n % ($2::bigint / 10) = 7 then $6::bytea when n % ($2::bigint / 10000) = 3 then $5::bytea
         else substring(sha256(int8send(n % 999983)), 1, 20) end,
-    substring(sha256(int8send(n % 2003)), 1, 20), (n % 1000)::numeric * 1000000000000000000 + n, 0
+    substring(sha256(int8send(n % 2003)), 1, 20), '\\x01'::bytea || int8send(n), ''
 from generate_series($3::bigint, $7::bigint) as n"""
 _FILL_BLOCKS = """
 insert into transfer_blocks select n, n + 1, 1, sha256(int8send(n)), decode(repeat(md5(n::text), 300), 'hex')

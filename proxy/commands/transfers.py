@@ -161,7 +161,7 @@ def _row(row: Any) -> tuple[Any, ...]:
         checksum(row["sender"]),
         checksum(row["recipient"]) if row["recipient"] else None,
         checksum(row["contract"]) if row["contract"] else None,
-        row["token_id"] if category in (ERC721, ERC1155) else None,
-        row["amount"],
+        str(transfers.value_of(row["token_id"])) if category in (ERC721, ERC1155) else None,
+        str(transfers.value_of(row["amount"])),
         "failed" if has_failed(category, row["place"]) else "included",
     )

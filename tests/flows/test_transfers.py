@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import asyncpg
 import orjson
 import pytest
 
@@ -152,6 +154,33 @@ async def test_pages_of_an_address_and_a_contract_equal_a_plain_filter(
             expected = [t for t in found if passes(t) and t.contract == token]
             path = f"/transfers/ethereum/contract/{checksum(token)}"
             _compare(await pages(api, path, query, "ContractTransferList"), expected, query["order"])
+
+
+@on_uvloop
+async def test_addresses_with_equal_hashes_in_the_index_have_their_own_pages(database: str) -> None:
+    """The index keeps 30 bits of an address's hash."""
+    async with history(database, []) as api:
+        pair = await api.database.fetchval(
+            "select array_agg(address) from generate_series(1, 150000) as n, substr(sha256(int4send(n)), 1, 20) as address"
+            " group by hashbyteaextended(address, 0) << 34 having count(*) > 1 limit 1"
+        )
+        found = [
+            Transfer(20, CONTRACTS[0], pair[n % 2], PEOPLE[0], n, 0, f"0x{n:064x}", 0, 0, n) for n in range(1, LAST, 5)
+        ]
+        await keep(api, found)
+        for order, person in itertools.product(("asc", "desc"), pair):
+            path = f"/transfers/ethereum/{checksum(person)}"
+            got = await pages(api, path, {"limit": 7, "order": order}, "TransferList")
+            _compare(got, [t for t in found if t.sender == person], order)
+
+
+@on_uvloop
+async def test_block_that_the_index_has_no_bits_for_is_refused(database: str) -> None:
+    async with history(database, []) as api:
+        with pytest.raises(asyncpg.RaiseError, match="too high"):
+            await store.open_tables(api.database, 1, 1 << 34, 1 << 34, span=SPAN)
+        beyond = f"/transfers/ethereum/{checksum(PEOPLE[0])}?from_block={2**40}"
+        assert (await api.get(beyond)).json["transfers"] == []
 
 
 def _compare(got: list[dict[str, Any]], expected: list[Transfer], order: str) -> None:

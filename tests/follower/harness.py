@@ -15,6 +15,7 @@ from proxy.services.rpc.networks import Route
 from proxy.settings import load
 from proxy.store.postgres.blocks import BlockStore, LeaderSession
 from proxy.store.postgres.holdings import HoldingStore
+from proxy.store.postgres.transfers import value_of
 from tests.chain_upstream import (
     ZERO,
     ChainUpstream,
@@ -144,7 +145,7 @@ async def indexed_transfers(database: str, network: str = NETWORK) -> list[tuple
         (
             *(row["block"], "0x" + row["hash"].hex(), row["time"], "0x" + row["transaction"].hex()),
             *(index_of(row["place"]), item_of(row["place"]), row["category"], row["contract"]),
-            *(row["sender"], row["recipient"], int(row["token_id"]), int(row["amount"])),
+            *(row["sender"], row["recipient"], value_of(row["token_id"]), value_of(row["amount"])),
         )
         for row in rows
     ]

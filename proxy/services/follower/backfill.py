@@ -34,11 +34,12 @@ from proxy.errors import Fault, InvalidRequest, Unavailable
 from proxy.services.follower.block_reader import BlockReader, RangeChecks, ReadFailed
 from proxy.services.follower.network_follower import begin
 from proxy.services.follower.range_lanes import LaneReader, UpstreamLane, WorkList
-from proxy.services.follower.sinks import BlockHistory
+from proxy.services.follower.sinks import BlockHistory, places_of
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.traces import MalformedTrace, TraceReader
 from proxy.store.postgres import blocks, holdings, transfers
 from proxy.store.postgres.blocks import BlockStore, Followed, LeaderSession
+from proxy.store.postgres.holdings import HoldingRows
 from proxy.store.postgres.pool import DatabaseConnection
 
 # How often the follower is looked at, and the most blocks that it may be behind.
@@ -102,6 +103,20 @@ class Coins:
 
     transfers: list[Transfer] = field(default_factory=list)
     places: dict[int, tuple[bytes, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRange:
+    """A range as it will be written. `history` is for blocks without rows of other categories; it was made of `kept` and
+    `places`."""
+
+    part: Missing
+    changes: HoldingChanges
+    transfers: int
+    odd: int
+    kept: Sequence[Transfer]
+    places: Mapping[int, tuple[bytes, int]]
+    history: BlockHistory
 
 
 @dataclass(slots=True)
@@ -185,16 +200,23 @@ class Backfill:
         checks = RangeChecks(every_block=limits.verifies, calls_per_second=limits.calls_per_second)
         lanes = [UpstreamLane(each.label, self.reader.of_upstream(each, checks)) for each in upstreams]
         work, spent = WorkList(parts), self._credits()
-        reading = LaneReader(lanes, partial(self._read, checks), _size)
-        async for part, (found, coins) in reading.ranges(work, group):
+        reading = LaneReader(lanes, partial(self._read, checks, term.number), _size)
+        writing: asyncio.Task[None] | None = None
+        async for found in reading.ranges(work, group):
             await self._wait_for_follower(term, report)
-            await self._write_or_wait(term, part, found, coins, report)
+            # Encoded while the ranges before are being written.
+            rows = HoldingRows.of(_summed(found))
+            if writing is not None:
+                await writing
             self.progress.calls = checks.calls
-            report(self.progress)
+            writing = group.create_task(self._write_or_wait(term, found, rows, report))
             if 0 < limits.credits <= self._credits() - spent and work:
+                await writing
                 raise InvalidRequest(
                     f"{limits.credits:,} credits are used up (--credits): run the command again to continue"
                 )
+        if writing is not None:
+            await writing
         self.progress.gaps += [(each.part.first, each.part.last, each.reason) for each in work.gaps]
 
     def _credits(self) -> int:
@@ -220,14 +242,13 @@ class Backfill:
     async def _write_or_wait(
         self,
         term: LeaderSession,
-        part: Missing,
-        found: BlockFacts | None,
-        coins: Coins,
+        found: Sequence[ReadRange],
+        rows: HoldingRows,
         report: Callable[[BackfillProgress], None],
     ) -> None:
         while True:
             try:
-                await self._write(term, part, found, coins)
+                await self._write(term, found, rows)
             except Unavailable as exc:
                 if not isinstance(exc.__cause__, asyncpg.DiskFullError):
                     raise
@@ -236,16 +257,29 @@ class Backfill:
                 await asyncio.sleep(DISK_PAUSE_S)
             else:
                 self.progress.paused = ""
+                report(self.progress)
                 return
 
-    async def _read(self, checks: RangeChecks, reader: BlockReader, part: Missing) -> tuple[BlockFacts | None, Coins]:
+    async def _read(self, checks: RangeChecks, network: int, reader: BlockReader, part: Missing) -> ReadRange:
         found = await reader.blocks(part.first, part.last) if part.needs_logs else None
         coins = Coins()
         if part.needs_blocks:
             for first in range(part.first, part.last + 1, BLOCKS_AT_ONCE):
                 numbers = range(first, min(first + BLOCKS_AT_ONCE, part.last + 1))
                 await asyncio.gather(*(self._read_coins(checks, reader, part, number, coins) for number in numbers))
-        return found, coins
+        return self._prepared(network, part, found, coins)
+
+    def _prepared(self, network: int, part: Missing, found: BlockFacts | None, coins: Coins) -> ReadRange:
+        moved, odd = ([], 0) if found is None else (found.transfers, found.odd)
+        kept = [*(each for each in moved if each.standard in part.categories), *coins.transfers]
+        places = coins.places if found is None or not part.categories else {**places_of(found), **coins.places}
+        if self._covered and found is not None:
+            moved, odd = facts.transfers_of(log for log in found.logs if not self._is_covered(log))
+        changes = HoldingChanges()
+        if part.holdings:
+            changes.add(moved)
+        count = len(moved) + len(coins.transfers)
+        return ReadRange(part, changes, count, odd, kept, places, _history(network, part.categories, kept, places))
 
     async def _read_coins(
         self, checks: RangeChecks, reader: BlockReader, part: Missing, number: int, coins: Coins
@@ -275,25 +309,23 @@ class Backfill:
                 ) from None
             raise ReadFailed(f"block {number} could not be traced: {exc}") from None
 
-    async def _write(self, term: LeaderSession, part: Missing, found: BlockFacts | None, coins: Coins) -> None:
-        moved, odd = ([], 0) if found is None else (found.transfers, found.odd)
-        if self._covered and found is not None:
-            moved, odd = facts.transfers_of(log for log in found.logs if not self._is_covered(log))
-        changes = HoldingChanges()
-        changes.add(moved)
-        ends = (part.first, part.last)
+    async def _write(self, term: LeaderSession, found: Sequence[ReadRange], rows: HoldingRows) -> None:
         async with term.transaction() as connection:
-            # Coverage comes last: the follower may wait for it while it holds rows of holdings.
-            if part.holdings:
-                await holdings.add(connection, term.number, changes)
-                await blocks.cover(connection, term.number, self.contract, ranges=[ends])
-            if part.categories:
-                await _write_history(connection, term.number, part, found, coins)
-                await transfers.cover(connection, term.number, part.categories, blocks=ends)
-        self.progress.done += part.last - part.first + 1
-        self.progress.block = max(self.progress.block, part.last)
-        self.progress.transfers += len(moved) + len(coins.transfers)
-        self.progress.odd += odd
+            await _write_history(connection, term.number, found)
+            # Late, because the follower waits for these rows, and coverage last: it may wait for that while it holds rows of
+            # holdings.
+            await holdings.add_rows(connection, term.number, rows)
+            for each in found:
+                ends = (each.part.first, each.part.last)
+                if each.part.holdings:
+                    await blocks.cover(connection, term.number, self.contract, ranges=[ends])
+                if each.part.categories:
+                    await transfers.cover(connection, term.number, each.part.categories, blocks=ends)
+        for each in found:
+            self.progress.done += each.part.last - each.part.first + 1
+            self.progress.block = max(self.progress.block, each.part.last)
+            self.progress.transfers += each.transfers
+            self.progress.odd += each.odd
 
     def _is_covered(self, log: ChainLog) -> bool:
         """Whether the log's block was already indexed for its contract alone."""
@@ -310,19 +342,43 @@ def _size(reader: BlockReader, part: Missing) -> int:
     return min(most, COIN_BLOCKS) if part.needs_blocks else most
 
 
-async def _write_history(
-    connection: DatabaseConnection, network: int, part: Missing, found: BlockFacts | None, coins: Coins
-) -> None:
+def _summed(found: Sequence[ReadRange]) -> HoldingChanges:
+    whole = HoldingChanges()
+    for each in found:
+        whole.include(each.changes)
+    return whole
+
+
+def _history(
+    network: int,
+    categories: frozenset[int],
+    kept: Sequence[Transfer],
+    places: Mapping[int, tuple[bytes, int]],
+    known: Mapping[int, bytes] | None = None,
+) -> BlockHistory:
+    history = BlockHistory(network, categories, known)
+    history.add_places(places)
+    history.add_transfers(kept)
+    return history
+
+
+async def _write_history(connection: DatabaseConnection, network: int, found: Sequence[ReadRange]) -> None:
     """Add transfers to blocks that may have transfers of other categories already."""
-    moved = [] if found is None else [each for each in found.transfers if each.standard in part.categories]
-    known = await transfers.transactions_of(connection, network, {each.block for each in (*moved, *coins.transfers)})
-    history = BlockHistory(network, part.categories, known)
-    if found is not None:
-        history.add(found, moved)
-    history.add_places(coins.places)
-    history.add_transfers(coins.transfers)
-    await transfers.write(connection, network, history.blocks(), history.rows)
-    await transfers.extend(connection, network, history.extended())
+    histories = [each.history for each in found]
+    numbers = [number for each in histories for number in each.numbers]
+    if not numbers:
+        return
+    if known := await transfers.transactions_of(connection, network, numbers):
+        histories = [_with_known(network, each, known) for each in found]
+    rows = [row for each in histories for row in each.rows]
+    await transfers.write(connection, network, [row for each in histories for row in each.blocks()], rows)
+    await transfers.extend(connection, network, {k: v for each in histories for k, v in each.extended().items()})
+
+
+def _with_known(network: int, found: ReadRange, known: Mapping[int, bytes]) -> BlockHistory:
+    """The same history, but for the blocks that have rows."""
+    mine = {number: known[number] for number in found.history.numbers if number in known}
+    return _history(network, found.part.categories, found.kept, found.places, mine) if mine else found.history
 
 
 def _pieces(holdings: Sequence[tuple[int, int]], categories: Mapping[int, Sequence[tuple[int, int]]]) -> list[Missing]:

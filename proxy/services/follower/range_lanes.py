@@ -132,26 +132,33 @@ class LaneReader(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<LaneReader of {self._lanes}>"
 
-    async def ranges(self, work: WorkList[P], group: asyncio.TaskGroup) -> AsyncIterator[tuple[P, R]]:
-        """Each range with its data. Raises ReadFailed if the upstreams are unavailable. Reading, in tasks of the group, goes on
-        while the caller writes."""
+    async def ranges(self, work: WorkList[P], group: asyncio.TaskGroup) -> AsyncIterator[list[R]]:
+        """The data of all ranges, as many at once as are ready. Raises ReadFailed if the upstreams are unavailable. Reading, in
+        tasks of the group, goes on while the caller writes."""
         under_way: dict[asyncio.Task[R | ReadFailed], tuple[UpstreamLane, RangeWork[P]]] = {}
         gaps = 0
         while work or under_way:
             self._start(work, under_way, group)
             await _any_done(under_way)
+            ready: list[R] = []
+            failure: ReadFailed | None = None
             for task in [each for each in under_way if each.done()]:
                 lane, range_work = under_way.pop(task)
                 found = task.result()
                 if not isinstance(found, ReadFailed):
                     lane.succeeded()
                     gaps = 0
-                    yield range_work.part, found
+                    ready.append(found)
                     continue
                 lane.failed(asyncio.get_running_loop().time())
                 gaps += work.failed(range_work, lane.name, self._names, str(found))
                 if gaps >= GAPS_IN_A_ROW:
-                    raise found
+                    failure = found
+            if ready:
+                self._start(work, under_way, group)
+                yield ready
+            if failure is not None:
+                raise failure
 
     def _start(
         self,

@@ -139,6 +139,10 @@ class TransfersSink:
         self.categories = frozenset(categories)
         self._span = span
         self._keep = keep
+        # The block after those written last, in the same term, and the last block that has tables: while blocks come in a row,
+        # their tables and coverage are known to be there.
+        self._term: Followed | None = None
+        self._next = self._opened = -1
 
     def __repr__(self) -> str:
         return f"<TransfersSink of {sorted(self.categories)}>"
@@ -155,9 +159,8 @@ class TransfersSink:
 
     async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
         first, last = found[0].first, found[-1].last
-        if self.categories:
-            await transfers.open_tables(connection, network.number, first, last + transfers.AHEAD, span=self._span)
-        await transfers.follow(connection, network.number, self.categories - {INTERNAL}, at=first)
+        if network is not self._term or first != self._next or last > self._opened:
+            await self._open(connection, network, first, last + transfers.AHEAD)
         history = BlockHistory(network.number, self.categories)
         for piece in found:
             history.add(piece)
@@ -166,6 +169,13 @@ class TransfersSink:
         await transfers.write(connection, network.number, history.blocks(), history.rows)
         if INTERNAL in self.categories:
             await trace_jobs.add(connection, network.id, [(piece.last, piece.hash) for piece in found])
+        self._term, self._next = network, last + 1
+
+    async def _open(self, connection: DatabaseConnection, network: Followed, first: int, last: int) -> None:
+        if self.categories:
+            await transfers.open_tables(connection, network.number, first, last, span=self._span)
+        await transfers.follow(connection, network.number, self.categories - {INTERNAL}, at=first)
+        self._opened = last
 
     async def hold(self, connection: DatabaseConnection) -> None:
         """Nothing to lock."""
@@ -224,10 +234,15 @@ class BlockHistory:
     def __repr__(self) -> str:
         return f"<BlockHistory of {len(self.rows)} transfers>"
 
+    @property
+    def numbers(self) -> list[int]:
+        """The blocks that have transfers."""
+        return [*self._hashes]
+
     def add(self, piece: BlockFacts, moved: Sequence[Transfer] | None = None) -> None:
         """Add the transfers of a block or range, by default those of its tokens. If internal transfers are kept, every block
         gets a row, to which they can be added later."""
-        self._places |= _places_of(piece)
+        self._places |= places_of(piece)
         if INTERNAL in self._categories and piece.header is not None:
             self._hashes.setdefault(piece.last, {})
         self.add_transfers(piece.transfers if moved is None else moved)
@@ -273,7 +288,7 @@ def _joined(hashes: Iterable[str]) -> bytes:
     return b"".join(bytes.fromhex(each[2:]) for each in hashes)
 
 
-def _places_of(piece: BlockFacts) -> dict[int, tuple[bytes, int]]:
+def places_of(piece: BlockFacts) -> dict[int, tuple[bytes, int]]:
     """The hash and time of each block that has logs."""
     if piece.header is not None:
         return {piece.last: (piece.hash, piece.time)}

@@ -12,9 +12,10 @@ A leader sends a statement every few seconds. If its process dies, its session e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import asyncpg
 
@@ -169,7 +170,9 @@ class BlockStore:
 
         `no_timeout` removes the statement timeout: deleting a large network takes minutes.
         """
-        async with self._session(network, None if no_timeout else self._statement_s) as (connection, number):
+        # Its rows and their coverage are lost together if the server crashes, and the next run writes them again.
+        statement_s, more = None if no_timeout else self._statement_s, {"synchronous_commit": "off"}
+        async with self._session(network, statement_s, more) as (connection, number):
             with translated():
                 free = await connection.fetchval(sql.blocks.try_lead, BACKFILLING, number)
             if not free:
@@ -177,13 +180,16 @@ class BlockStore:
             yield LeaderSession(connection, network, number)
 
     @asynccontextmanager
-    async def _session(self, network: str, statement_s: float | None) -> AsyncIterator[tuple[DatabaseConnection, int]]:
+    async def _session(
+        self, network: str, statement_s: float | None, more: Mapping[str, str] = MappingProxyType({})
+    ) -> AsyncIterator[tuple[DatabaseConnection, int]]:
+        """`more`: server settings."""
         with translated():
             connection = await asyncpg.connect(
                 self._pool.session_url,
                 timeout=5.0,
                 command_timeout=statement_s,
-                server_settings={"application_name": f"penstock {network}"[:63], **_SESSION},
+                server_settings={"application_name": f"penstock {network}"[:63], **_SESSION, **more},
             )
         try:
             with translated():

@@ -108,25 +108,40 @@ class HoldingStore:
 # Writes, on the caller's connection and in its transaction. `network` is the network's number.
 
 
+@dataclass(frozen=True, slots=True)
+class HoldingRows:
+    """Changes as they are sent. In key order, so that concurrent writers lock rows in the same order."""
+
+    tokens: tuple[bytes, str] | None
+    nfts: tuple[bytes, str, str, str] | None
+
+    @classmethod
+    def of(cls, changes: HoldingChanges) -> HoldingRows:
+        tokens = nfts = None
+        if changes.tokens:
+            keys = sorted(changes.tokens)
+            tokens = b"".join(keys), _listed(map(changes.tokens.__getitem__, keys))
+        if keys := sorted(key for key, delta in changes.nfts.items() if delta):
+            nfts = (
+                b"".join(key[:40] for key in keys),
+                _listed(changes.standards[key[20:40]] for key in keys),
+                _listed(int.from_bytes(key[40:], "big") for key in keys),
+                _listed(map(changes.nfts.__getitem__, keys)),
+            )
+        return cls(tokens, nfts)
+
+
 async def add(connection: DatabaseConnection, network: int, changes: HoldingChanges) -> None:
-    """Add changes in key order, so that concurrent writers lock rows in the same order."""
-    if changes.tokens:
-        keys = sorted(changes.tokens)
-        await connection.execute(
-            sql.holdings.add_tokens,
-            network,
-            b"".join(keys),
-            _listed(changes.tokens[key] for key in keys),
-        )
-    if keys := sorted(key for key, delta in changes.nfts.items() if delta):
-        await connection.execute(
-            sql.holdings.add_nfts,
-            network,
-            b"".join(key[:40] for key in keys),
-            _listed(changes.standards[key[20:40]] for key in keys),
-            _listed(int.from_bytes(key[40:], "big") for key in keys),
-            _listed(changes.nfts[key] for key in keys),
-        )
+    """Add changes to the rows of their holders."""
+    await add_rows(connection, network, HoldingRows.of(changes))
+
+
+async def add_rows(connection: DatabaseConnection, network: int, rows: HoldingRows) -> None:
+    """The same, of changes that are encoded already."""
+    if rows.tokens is not None:
+        await connection.execute(sql.holdings.add_tokens, network, *rows.tokens)
+    if rows.nfts is not None:
+        await connection.execute(sql.holdings.add_nfts, network, *rows.nfts)
         await connection.execute(sql.holdings.remove_nfts_at_zero, network)
 
 

@@ -1,7 +1,7 @@
 """The history of transfers: written by the follower and by back-fills, read by the transfer endpoints.
 
 Writers pass their own connection, because transfers, their coverage and the cursor must change in one transaction. Rows are
-copied in Postgres's binary format, which is built here: the driver's encoding of decimals takes longer than the rest.
+copied in Postgres's binary format, which is built here: the driver's encoding takes longer than the rest.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class TransferStore:
             wanted.categories,
             wanted.contracts or None,
             wanted.counterparty,
-            wanted.min_amount or None,
+            unsigned(wanted.min_amount) or None,
         )
         end = Position(rows[0]["end_block"], rows[0]["end_place"]) if rows[0]["end_block"] is not None else None
         found = [row for row in rows if row["block"] is not None]
@@ -185,8 +185,8 @@ class TransferStore:
                 row["sender"],
                 row["recipient"],
                 row["contract"],
-                int(row["amount"]),
-                int(row["token_id"]),
+                value_of(row["amount"]),
+                value_of(row["token_id"]),
             )
             for row, place in zip(rows, known, strict=True)
             # A block that was removed between the two reads; the caller reads again.
@@ -206,7 +206,7 @@ def _matches(row: asyncpg.Record, wanted: TransferFilter) -> bool:
         row["category"] in wanted.categories
         and (not wanted.contracts or row["contract"] in wanted.contracts)
         and wanted.counterparty in (None, row["sender"], row["recipient"])
-        and row["amount"] >= wanted.min_amount
+        and value_of(row["amount"]) >= wanted.min_amount
     )
 
 
@@ -328,46 +328,43 @@ _BLOCK_COLUMNS = ("number", "time", "network", "hash", "transactions")
 _fixed = struct.Struct(">hiqiqiiihih").pack
 _fixed_block = struct.Struct(">hiqiqih").pack
 _length = struct.Struct(">i").pack
-_numeric = struct.Struct(">ihhhh").pack
-_DIGITS = [struct.pack(">h", digit) for digit in range(10_000)]
-_ZERO = _numeric(8, 0, 0, 0, 0)
+# The lengths of addresses and amounts.
+_LENGTHS = [_length(size) for size in range(33)]
+_EMPTY, _ADDRESS = _LENGTHS[0], _LENGTHS[20]
 
 
 def packed(network: int, tx: int, transfer: Transfer) -> bytes:
     """A row. `tx`: its transaction's position among the hashes of its block."""
-    category = transfer.standard
+    category, contract, recipient = transfer.standard, transfer.contract, transfer.recipient
+    amount, token_id = unsigned(transfer.amount), unsigned(transfer.token_id)
     place = place_of(category, transfer.log_index, transfer.item)
     return b"".join(
         (
             _fixed(10, 8, transfer.block, 8, place, 4, tx, 2, network, 2, category),
-            _bytes(transfer.sender),
-            _bytes(transfer.recipient),
-            _bytes(transfer.contract),
-            _number(transfer.amount),
-            _number(transfer.token_id),
+            _ADDRESS,
+            transfer.sender,
+            _ADDRESS if recipient else _EMPTY,
+            recipient,
+            _ADDRESS if contract else _EMPTY,
+            contract,
+            _LENGTHS[len(amount)],
+            amount,
+            _LENGTHS[len(token_id)],
+            token_id,
         )
     )
 
 
 def _packed_block(network: int, row: BlockRow) -> bytes:
     fixed = _fixed_block(5, 8, row.number, 8, row.time, 2, network)
-    return b"".join((fixed, _bytes(row.hash), _bytes(row.transactions)))
+    return b"".join((fixed, _length(len(row.hash)), row.hash, _length(len(row.transactions)), row.transactions))
 
 
-def _bytes(value: bytes) -> bytes:
-    return _length(len(value)) + value
+def unsigned(value: int) -> bytes:
+    """An amount or a token's id as it is stored."""
+    return value.to_bytes(value.bit_length() + 7 >> 3, "big")
 
 
-def _number(value: int) -> bytes:
-    """A numeric: its digits in base 10,000, without zeros at the end."""
-    if not value:
-        return _ZERO
-    weight = -1
-    digits: list[bytes] = []
-    while value:
-        value, digit = divmod(value, 10_000)
-        weight += 1
-        if digit or digits:
-            digits.append(_DIGITS[digit])
-    digits.reverse()
-    return _numeric(8 + 2 * len(digits), len(digits), weight, 0, 0) + b"".join(digits)
+def value_of(stored: bytes) -> int:
+    """The number that `unsigned` made these bytes of."""
+    return int.from_bytes(stored, "big")

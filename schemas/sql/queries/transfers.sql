@@ -95,7 +95,7 @@ from (select 1) as one
 
 -- export
 -- The transfers of a range of blocks, in order, with their blocks and transactions.
-select t.block, t.place, t.category, t.sender, t.recipient, t.contract, t.amount::text as amount, t.token_id::text as token_id,
+select t.block, t.place, t.category, t.sender, t.recipient, t.contract, t.amount, t.token_id,
     b.hash, b.time, substr(b.transactions, 32 * t.tx + 1, 32) as transaction
 from transfers t join transfer_blocks b on b.network = t.network and b.number = t.block
 where t.network = $1 and t.block between $2 and $3
@@ -109,22 +109,26 @@ select transfers_block_at($1::smallint, $2);
 
 -- newest_first
 -- A page of an address's transfers, newest first: before the position ($5, $6) and not below the block $7, as sender ($3), as
--- recipient ($4), or both. At most $8 rows are scanned; `end_block` and `end_place` are the last of them if there may be more.
--- Whole addresses are compared after the scan: beside their part in the index they would make the planner expect few rows, and
--- read and sort all of them.
+-- recipient ($4), or both. At most $8 rows are scanned, and the rest of the last one's block; `end_block` and `end_place` are the last
+-- of them if there may be more. An index has the rows of an address in the order of blocks, so the scan sorts nothing, whatever the
+-- planner expects. Whole addresses are compared after it, since different addresses may have equal hashes there.
 with sides as (
     (
         select block, place, tx, category, sender, recipient, contract, amount, token_id from transfers
-        where $3 and network = $1 and substr(sender, 14, 7) = substr($2::bytea, 14, 7)
+        where $3 and network = $1 and (hashbyteaextended(sender, 0) << 34 | block)
+                between (hashbyteaextended($2::bytea, 0) << 34 | least($7::bigint, (1::bigint << 34) - 1))
+                and (hashbyteaextended($2::bytea, 0) << 34 | least($5::bigint, (1::bigint << 34) - 1))
             and block <= $5 and (block, place) < ($5::bigint, $6::bigint) and block >= $7
-        order by block desc, place desc limit $8
+        order by hashbyteaextended(sender, 0) << 34 | block desc fetch first $8 rows with ties
     )
     union all
     (
         select block, place, tx, category, sender, recipient, contract, amount, token_id from transfers
-        where $4 and network = $1 and substr(recipient, 14, 7) = substr($2::bytea, 14, 7)
+        where $4 and network = $1 and (hashbyteaextended(recipient, 0) << 34 | block)
+                between (hashbyteaextended($2::bytea, 0) << 34 | least($7::bigint, (1::bigint << 34) - 1))
+                and (hashbyteaextended($2::bytea, 0) << 34 | least($5::bigint, (1::bigint << 34) - 1))
             and block <= $5 and (block, place) < ($5::bigint, $6::bigint) and block >= $7
-        order by block desc, place desc limit $8
+        order by hashbyteaextended(recipient, 0) << 34 | block desc fetch first $8 rows with ties
     )
 ),
 scanned as materialized (select * from sides order by block desc, place desc limit $8),
@@ -136,7 +140,8 @@ matched as (
     select distinct on (block, place) * from scanned
     where (($3 and sender = $2) or ($4 and recipient = $2))
         and category = any($10::smallint[]) and ($11::bytea[] is null or contract = any($11))
-        and ($12::bytea is null or sender = $12 or recipient = $12) and ($13::numeric is null or amount >= $13)
+        and ($12::bytea is null or sender = $12 or recipient = $12)
+        and ($13::bytea is null or (octet_length(amount), amount) >= (octet_length($13), $13))
     order by block desc, place desc limit $9
 )
 select m.*, edge.* from (select true) as one left join edge on true left join matched m on true
@@ -147,16 +152,20 @@ order by m.block desc, m.place desc;
 with sides as (
     (
         select block, place, tx, category, sender, recipient, contract, amount, token_id from transfers
-        where $3 and network = $1 and substr(sender, 14, 7) = substr($2::bytea, 14, 7)
+        where $3 and network = $1 and (hashbyteaextended(sender, 0) << 34 | block)
+                between (hashbyteaextended($2::bytea, 0) << 34 | least($5::bigint, (1::bigint << 34) - 1))
+                and (hashbyteaextended($2::bytea, 0) << 34 | least($7::bigint, (1::bigint << 34) - 1))
             and block >= $5 and (block, place) > ($5::bigint, $6::bigint) and block <= $7
-        order by block, place limit $8
+        order by hashbyteaextended(sender, 0) << 34 | block fetch first $8 rows with ties
     )
     union all
     (
         select block, place, tx, category, sender, recipient, contract, amount, token_id from transfers
-        where $4 and network = $1 and substr(recipient, 14, 7) = substr($2::bytea, 14, 7)
+        where $4 and network = $1 and (hashbyteaextended(recipient, 0) << 34 | block)
+                between (hashbyteaextended($2::bytea, 0) << 34 | least($5::bigint, (1::bigint << 34) - 1))
+                and (hashbyteaextended($2::bytea, 0) << 34 | least($7::bigint, (1::bigint << 34) - 1))
             and block >= $5 and (block, place) > ($5::bigint, $6::bigint) and block <= $7
-        order by block, place limit $8
+        order by hashbyteaextended(recipient, 0) << 34 | block fetch first $8 rows with ties
     )
 ),
 scanned as materialized (select * from sides order by block, place limit $8),
@@ -168,7 +177,8 @@ matched as (
     select distinct on (block, place) * from scanned
     where (($3 and sender = $2) or ($4 and recipient = $2))
         and category = any($10::smallint[]) and ($11::bytea[] is null or contract = any($11))
-        and ($12::bytea is null or sender = $12 or recipient = $12) and ($13::numeric is null or amount >= $13)
+        and ($12::bytea is null or sender = $12 or recipient = $12)
+        and ($13::bytea is null or (octet_length(amount), amount) >= (octet_length($13), $13))
     order by block, place limit $9
 )
 select m.*, edge.* from (select true) as one left join edge on true left join matched m on true
