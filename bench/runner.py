@@ -442,7 +442,7 @@ class Runner:
     def _run_backfills(self, case: Case) -> None:
         done = [transfers.backfill(self.workdir) for _ in range(self.rounds)]
         rows = {"penstock": Row([each.rate for each in done], note=str(done[-1]))}
-        for name, found in (transfers.others(self.workdir) if self.peers else {}).items():
+        for name, found in transfers.others(self.workdir) if self.peers else ():
             if isinstance(found, str):
                 self.skip(f"{case.name}: {name}", found)
             else:

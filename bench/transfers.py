@@ -97,15 +97,13 @@ select sum(pg_total_relation_size(relid)) from (
 ) as parts"""
 
 
-def others(workdir: Path, blocks: int = BLOCKS) -> dict[str, Finished | str]:
-    """The same chain with other indexers, or why they do not run."""
-    found: dict[str, Finished | str] = {}
+def others(workdir: Path, blocks: int = BLOCKS) -> Iterator[tuple[str, Finished | str]]:
+    """The same chain with other indexers, or why they do not run, each as soon as it has ended."""
     for name, run in indexers.INDEXERS.items():
         try:
-            found[name] = _run(_other(workdir, blocks, name, run))
+            yield name, _run(_other(workdir, blocks, name, run))
         except (StartFailed, OSError, subprocess.SubprocessError) as error:
-            found[name] = str(error)
-    return found
+            yield name, str(error)
 
 
 async def _other(workdir: Path, blocks: int, name: str, run: indexers.Run) -> Finished:
@@ -359,7 +357,7 @@ def _lines(options: argparse.Namespace, workdir: Path) -> Iterator[str]:
     if options.figure == "backfill":
         yield f"penstock {backfill(workdir, options.blocks)}"
         if options.peers:
-            yield from (f"{name} {found}" for name, found in others(workdir, options.blocks).items())
+            yield from (f"{name} {found}" for name, found in others(workdir, options.blocks))
     elif options.figure == "pages":
         for name, times in page_times(workdir, options.rows).items():
             yield f"{name} transfers: median {times['median']:.2f} ms, p99 {times['p99']:.2f} ms"
