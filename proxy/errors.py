@@ -125,6 +125,11 @@ class Unauthorized(Fault):
     status, code = 401, "unauthorized"
     usual_reason = "key"
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """RFC 9110, 15.5.2: "The server generating a 401 response MUST send a WWW-Authenticate header field"."""
+        return {"WWW-Authenticate": "Bearer"}
+
 
 class Forbidden(Fault):
     status, code = 403, "forbidden"

@@ -49,6 +49,7 @@ async def test_reply_without_a_valid_key_has_rate_headers(status: int, data: byt
         reply = await client.send(data)
         assert reply.status == status
         assert_has_rate_headers(reply)
+        assert reply.headers.get("www-authenticate") == ("Bearer" if status == 401 else None)
 
 
 @pytest.mark.parametrize(
