@@ -126,19 +126,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if words[0] not in COMMANDS and not words[0].startswith("-"):
         return _unknown(prog, words[0])
-    parser = argparse.ArgumentParser(prog=prog, description="Penstock, a self-hosted blockchain access API.")
-    parser.set_defaults(program=prog)
-    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    # Only the command that runs is imported: all of them take longer than most commands run.
-    if words[0] in COMMANDS:
-        import_module(f"proxy.commands.{COMMANDS[words[0]]}").register(commands)
-    args = parser.parse_args(words)
-    if words[0] != "dev" and "config" in args and args.config is None and not getattr(args, "data", None):
-        args.config = _default_config()
     if words[0] in INTERNAL:
+        args = _parsed(prog, words)
         return int(args.run(args))
     try:
+        args = _parsed(prog, words)
         code = int(args.run(args))
         sys.stdout.flush()
         return code
@@ -164,6 +156,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = type(exc).__name__
         print(f"penstock: unexpected error ({name}: {exc}); set {TRACEBACK}=1 to see where", file=sys.stderr)
         return 70
+
+
+def _parsed(prog: str, words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=prog, description="Penstock, a self-hosted blockchain access API.")
+    parser.set_defaults(program=prog)
+    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    # Only the command that runs is imported: all of them take longer than most commands run.
+    if words[0] in COMMANDS:
+        import_module(f"proxy.commands.{COMMANDS[words[0]]}").register(commands)
+    args = parser.parse_args(words)
+    if words[0] != "dev" and "config" in args and args.config is None and not getattr(args, "data", None):
+        args.config = _default_config()
+    return args
 
 
 def _unknown(prog: str, word: str) -> int:

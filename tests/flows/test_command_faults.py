@@ -6,9 +6,12 @@ import argparse
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from proxy import settings
 from proxy.__main__ import COMMANDS, INTERNAL, OVERVIEW, main
 from proxy.commands.certify import with_candidate
 from proxy.commands.completion import _whole_parser
+from proxy.commands.context import new_file
 from proxy.commands.keys import _details
 from proxy.errors import InvalidRequest
 from tests.service import ROOT, until
@@ -36,6 +40,8 @@ def leaves(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iter
             yield from leaves(below, (*words, name))
 
 
+# Commands that serve until they are stopped.
+LASTING = frozenset({"dev", "serve", "mcp", "webhooks"})
 LEAVES = {words: parser for words, parser in leaves(_whole_parser()) if words[0] not in INTERNAL}
 
 
@@ -55,13 +61,16 @@ def options_of(parser: argparse.ArgumentParser) -> set[str]:
     return {option for action in parser._actions for option in action.option_strings}
 
 
+def exit_code(words: list[str]) -> int:
+    try:
+        return main(words)
+    except SystemExit as exc:  # argparse
+        return int(exc.code or 0)
+
+
 def fails_in_words(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """Run a command that cannot succeed, and return its errors."""
-    try:
-        code = main(words)
-    except SystemExit as exc:  # argparse
-        code = int(exc.code or 0)
-    errors = capsys.readouterr().err
+    code, errors = exit_code(words), capsys.readouterr().err
     assert code in (1, 2), (words, code, errors)
     assert errors, words
     assert "Traceback" not in errors
@@ -128,6 +137,136 @@ def test_file_is_refused_before_the_work_for_it(
 def test_candidate_without_a_url_is_refused_before_it_is_called(url: str) -> None:
     with pytest.raises(InvalidRequest, match="must be an http or https URL"):
         with_candidate(settings.load(environ=ENVIRONMENT), argparse.Namespace(url=url))
+
+
+def line_with(words: tuple[str, ...], changed: argparse.Action, value: str) -> list[str]:
+    """A command line whose arguments are plausible except for one."""
+    found = list(words)
+    for action in LEAVES[words]._actions:
+        if action is changed:
+            # With "=", a value that begins with a hyphen is not taken for an option.
+            found.append(f"{action.option_strings[-1]}={value}" if action.option_strings else value)
+        elif not action.option_strings and action.nargs != "?":
+            found.append(str(next(iter(action.choices))) if action.choices else "1" if action.type is int else "x")
+        elif action.option_strings and action.required:
+            found += [action.option_strings[-1], "x"]
+    return found
+
+
+def arguments(kinds: Callable[[Any], bool]) -> list[Any]:
+    """Every command with each argument whose type is of a kind. --config and --data have their own tests."""
+    return [
+        pytest.param(
+            words, action, id=" ".join((*words, action.option_strings[-1] if action.option_strings else action.dest))
+        )
+        for words, parser in LEAVES.items()
+        for action in parser._actions
+        if words[0] not in LASTING and action.dest not in ("config", "data") and kinds(action.type)
+    ]
+
+
+def ends_in_words(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A command with a hostile argument may succeed; if it fails, it says why."""
+    code, errors = exit_code(line), capsys.readouterr().err
+    assert code in (0, 1, 2), (line, code, errors)
+    assert "Traceback" not in errors, line
+    assert "unexpected error" not in errors, (line, errors)
+    assert code == 0 or errors, line
+
+
+@pytest.mark.parametrize(("words", "action"), arguments(lambda kind: kind in (Path, new_file)))
+def test_file_that_cannot_be_used(
+    words: tuple[str, ...],
+    action: argparse.Action,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "file").write_text("")
+    (tmp_path / "binary").write_bytes(b"\xff\x00")
+    # Even root cannot create a file in /sys.
+    for value in ("missing/x", "file/x", "directory", "file", "binary", "", "x" * 300, "/sys/x"):
+        ends_in_words(line_with(words, action, value), capsys)
+
+
+@pytest.mark.parametrize(("words", "action"), arguments(lambda kind: kind is not None and kind not in (Path, new_file)))
+def test_value_of_the_wrong_type(
+    words: tuple[str, ...],
+    action: argparse.Action,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    for value in ("", "x", "-1", "1.5", "9" * 400, "nan", "inf", "é\u202e", "[]"):
+        ends_in_words(line_with(words, action, value), capsys)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [words for words in LEAVES if words[0] not in LASTING and "--config" in options_of(LEAVES[words])],
+    ids=" ".join,
+)
+def test_interrupt_ends_every_command_quietly(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database accepts the connection and says nothing, until the user has enough."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_KEYS__PEPPER", "p" * 40)
+    # A shell starts its background jobs with the signal ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with silent_server(lambda: os.kill(os.getpid(), signal.SIGINT)) as port:
+            monkeypatch.setenv("DATABASE_URL", f"postgresql://x@127.0.0.1:{port}/x")
+            code = exit_code([*words, *required(LEAVES[words], "x")])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    errors = capsys.readouterr().err
+    assert "Traceback" not in errors
+    assert "unexpected error" not in errors, errors
+    # A command that needs no database, or refuses its arguments first, has ended by itself.
+    assert code in (0, 1, 2, 130), errors
+
+
+def test_interrupt_while_a_command_is_loaded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupting:
+        def find_spec(self, name: str, *_: Any) -> None:
+            if name == "proxy.commands.explain":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "proxy.commands.explain", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    assert main(["explain", "x"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+@contextmanager
+def silent_server(connected: Callable[[], None]) -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept() -> None:
+            with suppress(OSError):
+                kept.append(listener.accept()[0])
+                connected()
+
+        kept: list[socket.socket] = []
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for each in kept:
+                each.close()
 
 
 async def test_interrupt_ends_a_command_quietly() -> None:
