@@ -23,6 +23,17 @@ RECORD = """() => {
 }"""
 BLOCKING = """() => performance.getEntriesByType("resource").filter((each) => each.renderBlockingStatus === "blocking")
     .map((each) => [each.name.split("/").at(-1), each.encodedBodySize])"""
+# The parts of the overview that each task of the page added, in their order, and whether the charts' library had run by then.
+PARTS = """() => {
+    window.parts = [];
+    const kinds = { totals: ".tile", charts: ".legend .item", table: "tbody tr", plot: ".uplot" };
+    new MutationObserver((changes) => {
+        const added = changes.flatMap((change) => [...change.addedNodes]).filter((node) => node.nodeType === 1);
+        const has = (node, kind) => node.matches(kinds[kind]) || node.querySelector(kinds[kind]);
+        const found = Object.keys(kinds).filter((kind) => added.some((node) => has(node, kind)));
+        if (found.length) window.parts.push(found);
+    }).observe(document, { childList: true, subtree: true });
+}"""
 # Unlike an image without a size, a hidden one moves nothing.
 UNSIZED = """() => [...document.images].filter((each) => each.offsetParent && !each.hasAttribute("height"))
     .map((each) => each.src)"""
@@ -89,3 +100,22 @@ async def test_page_of_the_guide_waits_for_one_style_sheet_and_stays_in_place(
     assert packed < 30_000
     assert found.unsized == []
     assert found.shift < 0.05
+
+
+async def test_totals_of_the_overview_do_not_wait_for_its_charts(
+    browser: Browser, site: Site, signed_in: StorageState
+) -> None:
+    await site.service.rpc("eth_chainId", key="growth")
+    size: Any = DESKTOP
+    context = await browser.new_context(viewport=size, locale="en-US", storage_state=signed_in)
+    context.set_default_timeout(WAIT_MS)
+    page = await context.new_page()
+    await page.add_init_script(f"({PARTS})()")
+    await page.goto(f"{site.url}#/overview")
+    await page.locator(".uplot").first.wait_for()
+    await page.locator("tbody tr").first.wait_for()
+    parts = await page.evaluate("window.parts")
+    await context.close()
+    assert parts[0] == ["totals"]
+    first = [next(each for each in parts if kind in each) for kind in ("charts", "table", "plot")]
+    assert first == [["charts"], ["table"], ["plot"]]

@@ -4,11 +4,12 @@
  */
 
 import "./language.js"; // before uPlot
-import { el, setChildren, swatch } from "./dom.js";
+import { el, nextTask, setChildren, swatch } from "./dom.js";
 import * as format from "./format.js";
 
-// Loaded beside the data of the view, whose figures do not wait for it.
-const loading = import("./vendor/uplot/uPlot.min.js");
+// Fetched beside the data of the view, and run when the first chart is near the screen: the view's figures come before it.
+const LIBRARY = "./vendor/uplot/uPlot.min.js";
+document.head.append(el("link", { rel: "modulepreload", href: new URL(LIBRARY, import.meta.url).pathname }));
 let uPlot = null;
 
 const HEIGHT = 336;
@@ -78,12 +79,14 @@ export class Chart {
     this.sight.observe(this.canvas);
   }
 
-  /* Each chart is drawn in a task of its own, so that none blocks the page for long. */
+  /* The library runs and each chart is drawn in a task of its own, so that none blocks the page for long. */
   async #see(isNear) {
     this.#isNear = isNear;
     if (!isNear) return;
-    uPlot ??= (await loading).default;
-    setTimeout(() => this.#update());
+    await nextTask();
+    uPlot ??= (await import(LIBRARY)).default;
+    await nextTask();
+    this.#update();
   }
 
   /*

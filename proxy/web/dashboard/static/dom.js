@@ -60,6 +60,9 @@ export function bar(share, tone = "") {
   return el(`span.bar${tone && `.${tone}`}`, { "aria-hidden": "true" }, fill);
 }
 
+/* Lets the browser paint, and serve the reader, before more work is done. */
+export const nextTask = () => new Promise((resolve) => { setTimeout(resolve); });
+
 export function swatch(colour) {
   const node = el("span.swatch", { "aria-hidden": "true" });
   node.style.background = colour;

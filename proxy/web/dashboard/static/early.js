@@ -44,4 +44,6 @@
     if (path[0]) preloadView(path);
     else account.then((reply) => preloadView([reply?.ok ? "overview" : "sign-in"]));
   }
+  // The first formatter loads the language's data, which takes far longer than others: while the requests are under way.
+  new Intl.NumberFormat();
 }

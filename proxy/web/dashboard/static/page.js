@@ -115,8 +115,8 @@ function drawShell(parts) {
   main = el("main", { id: "main", tabindex: "-1" });
   shell.className = "signed";
   setChildren(shell, side, el("div.page", null, visitBanner(), announcements, main));
-  // A new navigation starts at its top, and the page's own link may be further down.
-  side.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest" });
+  // A new navigation starts at its top, and the page's own link may be further down. Scrolling needs the layout, so it waits for it.
+  requestAnimationFrame(() => side.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest" }));
 }
 
 /* An operator who looks at an account must not take it for their own. */

@@ -2,7 +2,7 @@
 
 import { account, query } from "../api.js";
 import { Chart } from "../chart.js";
-import { bar, el, refreshChildren, setChildren, swatch } from "../dom.js";
+import { bar, el, nextTask, refreshChildren, setChildren, swatch } from "../dom.js";
 import { button, empty, heading, note, poll, segmentedControl, table, tile } from "../components.js";
 import * as format from "../format.js";
 import { linkTo, place, setParams } from "../location.js";
@@ -67,6 +67,7 @@ export class UsageView {
   #before = el("div");
   #loadedAt = 0;
   #newest = 0;
+  #drawings = 0;
   #requests = 0;
   #shown = "";
 
@@ -146,7 +147,7 @@ export class UsageView {
     this.#show(groups, whole ?? groups);
   }
 
-  /* Draws the figures, if they have changed. */
+  /* Draws the figures, if they have changed: charts and the table in tasks of their own, so that the totals are on the screen before. */
   #show(groups, listed) {
     const { from: _from, to: _to, ...figures } = groups;
     const shown = JSON.stringify([this.settings, figures, listed.series.length, groups.today && format.ago(groups.today.resets_at)]);
@@ -155,8 +156,17 @@ export class UsageView {
     this.#hideUntilUsed();
     this.#showTiles(groups.totals, groups.today);
     this.#showChips(groups);
-    this.#showCharts(groups);
-    this.#showTable(listed);
+    this.#inTurn([() => this.#showCharts(groups), () => this.#showTable(listed)]);
+  }
+
+  /* Each part in a task of its own, unless newer figures are drawn meanwhile. */
+  async #inTurn(parts) {
+    const drawing = ++this.#drawings;
+    for (const part of parts) {
+      await nextTask();
+      if (drawing !== this.#drawings) return;
+      part();
+    }
   }
 
   showFirst(steps) {
