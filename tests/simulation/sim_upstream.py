@@ -144,7 +144,7 @@ class SimUpstream:
         self._own: Block | None = None
         self._own_salt = 0
         self._is_forking, self._forks_until_s = False, 0.0
-        self._is_silent = False
+        self._is_silent = self._is_healed = False
         self._is_paused, self._busy_until_s = False, 0.0
         self._spell = ""
         self._well_since_s = -VOTES_AFTER_S
@@ -286,6 +286,7 @@ class SimUpstream:
     def heal(self) -> None:
         """Everything is well from now on. Connections that froze stay frozen."""
         self._habits, self._weather, self._spells = STEADY, CALM, ()
+        self._is_healed = True
         self._lag_s, self._stuck, self._is_forking, self._is_silent = self.nature.sees_after_s, None, False, False
         if self._spell:
             self._spell, self._well_since_s = "", self.now_s
@@ -434,6 +435,10 @@ class SimUpstream:
     @property
     def _head_lie(self) -> int:
         if not self.nature.head_liar or self.now_s < HEAD_LIES_FROM_S:
+            return 0
+        # A host that takes turns has each block first: while it lies, nothing else has the newest block. So this ends with the
+        # other faults.
+        if self._is_healed and self.nature.lies_for_s < HEAD_LIES_FOR_S:
             return 0
         return 0 if int((self.now_s - HEAD_LIES_FROM_S) / self.nature.lies_for_s) % 2 else HEAD_LIE
 
