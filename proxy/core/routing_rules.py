@@ -3,9 +3,9 @@
 The labels of an upstream are the words in its settings, such as `region=eu`, and those that follow from them or from its
 replies: `name=`, `operator=`, `client=` and `paid`. Its figures are its lag, its error rate, its latency and the cost of the
 call. A rule holds for some methods of a network, perhaps only for calls with some keys. Upstreams without a label that it
-requires get no calls, and neither do those with a figure above one of its limits. Those that it avoids or does not prefer, or
-that exceed a limit of a rule with `then = "last"`, get a call only if no other upstream takes it. A rule with `dry_run` is
-evaluated, but changes nothing.
+requires get no calls, and neither do those that lag or cost more than one of its limits allows. Those that it avoids or does
+not prefer, that fail or are slow beyond a limit, or that exceed any limit of a rule with `then = "last"`, get a call only if no
+other upstream takes it. A rule with `dry_run` is evaluated, but changes nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from proxy.core.credits import NANOS_PER_USD
 from proxy.core.upstream_health import UpstreamHealth
 
 Figure = Literal["lag_blocks", "error_rate", "latency_ms", "cost_usd"]
+# One client's calls can make an upstream fail or be slow. A limit of these must not leave other clients without an upstream.
+CAUSED_BY_CALLS: Final[frozenset[Figure]] = frozenset(("error_rate", "latency_ms"))
 # How a figure that exceeds its limit is explained.
 _REASONS: Final[dict[Figure, str]] = {
     "lag_blocks": "{:g} blocks behind",
@@ -61,10 +63,17 @@ class RoutingRule(RuleTerms):
 
     def exceeded(self, labels: Collection[str], figures: Mapping[Figure, float]) -> str:
         """Why an upstream exceeds a limit, such as "14 blocks behind"; empty if it does not."""
+        return ", ".join(_REASONS[name].format(figures[name]) for name in self._above_limit(labels, figures))
+
+    def excludes(self, labels: Collection[str], figures: Mapping[Figure, float]) -> bool:
+        """Whether an upstream that exceeds a limit gets no call, not even one that no other upstream takes."""
+        found = self._above_limit(labels, figures)
+        return self.then == "exclude" and any(name not in CAUSED_BY_CALLS for name in found)
+
+    def _above_limit(self, labels: Collection[str], figures: Mapping[Figure, float]) -> list[Figure]:
         if not self.above or any(label not in labels for label in self.labels):
-            return ""
-        found = [_REASONS[name].format(figures[name]) for name, limit in self.above.items() if figures[name] > limit]
-        return ", ".join(found)
+            return []
+        return [name for name, limit in self.above.items() if figures[name] > limit]
 
 
 def figures_of(member: UpstreamHealth, tip: int, method: str = "", *, archive: bool = False) -> dict[Figure, float]:
@@ -100,11 +109,12 @@ def steered(
         for member in members:
             never |= rule.lacks_required(member.words) << member.index
             last |= rule.comes_last(member.words) << member.index
-            if rule.above and rule.exceeded(member.words, figures_of(member, tip, method, archive=archive)):
-                if rule.then == "last":
-                    last |= 1 << member.index
-                else:
+            if rule.above:
+                figures = figures_of(member, tip, method, archive=archive)
+                if rule.excludes(member.words, figures):
                     never |= 1 << member.index
+                elif rule.exceeded(member.words, figures):
+                    last |= 1 << member.index
     return never, last
 
 

@@ -74,6 +74,7 @@ class UpstreamHealth:
     failures_in_a_row = 0
     latency_s = 0.01
     failing_share = 0.0
+    _calls_before_poll = 0
     # The breaker: open until `paused_until`, then one call until `trial_until`. `is_soft`: because of what clients sent.
     pause_s = 0.0
     paused_until = 0.0
@@ -433,7 +434,8 @@ class UpstreamHealth:
 
     def head_reported(self, took_s: float, now: float) -> None:
         """A poll for its head succeeded. If polls failed before, the next call may be a trial. The latency is lowered if the
-        poll was fast: a slow upstream gets too few calls to show that it is fast again."""
+        poll was fast: a slow upstream gets too few calls to show that it is fast again. If rules leave it no calls because of
+        its failures, some of these are forgotten with each poll, so that it is tried again."""
         if self.silent:
             self.back_at = now
             if self.pause_s:
@@ -443,6 +445,9 @@ class UpstreamHealth:
             self.exhausted_until = 0.0
             self.refresh(now)
         self.latency_s = min(self.latency_s, max(took_s, self.latency_s / 2))
+        if self.exclusions and self.calls == self._calls_before_poll:
+            self.failing_share -= FOLLOW * self.failing_share
+        self._calls_before_poll = self.calls
 
     # Decisions
 

@@ -34,10 +34,15 @@ def test_value_at_the_limit_is_not_above_it() -> None:
 
 def test_rule_excludes_or_puts_last_and_a_dry_run_does_neither() -> None:
     members = [upstream(0), upstream(1, head=90)]
+    members[1].latency_s, members[1].failing_share = 0.2, 0.2
     for rule, expected in (
         (RoutingRule(number=1, above={"lag_blocks": 5}), (0b10, 0)),
         (RoutingRule(number=1, above={"lag_blocks": 5}, then="last"), (0, 0b10)),
         (RoutingRule(number=1, above={"lag_blocks": 5}, dry_run=True), (0, 0)),
+        # Clients' calls can cause these, so calls that no other upstream takes are left to it.
+        (RoutingRule(number=1, above={"error_rate": 0.1}), (0, 0b10)),
+        (RoutingRule(number=1, above={"latency_ms": 100}), (0, 0b10)),
+        (RoutingRule(number=1, above={"lag_blocks": 5, "error_rate": 0.1}), (0b10, 0)),
         (RoutingRule(number=1, above={"lag_blocks": 5}, labels=("region=us",)), (0, 0)),
         (RoutingRule(number=1, above={"lag_blocks": 5}, labels=("region=eu",)), (0b10, 0)),
         (RoutingRule(number=1, above={"lag_blocks": 5}, keys=("key_1",)), (0, 0)),
