@@ -2,6 +2,10 @@
 
 An operator begins it, and each further step follows from the trial, which starts again with each step: the share rises while
 replies agree and are fast, goes back a step while they fail or are slow, and ends if one differs.
+
+One client can choose reads that few upstreams answer. So reads of a single account that fail do not count while those of others
+succeed. Reads that differ do: a wrong reply is worse than a late promotion. The reason names the account, and the setting
+`trial_without` leaves its reads out.
 """
 
 from __future__ import annotations
@@ -28,15 +32,17 @@ def next_share(share: float, trial: Trial) -> tuple[float, str] | None:
     if share <= 0.0:
         return None  # An operator has to promote it, again.
     if outcomes["different"]:
-        return 0.0, f"{outcomes['different']:,} of {reads:,} reads differ"
-    if outcomes["missing"]:
-        return 0.0, f"it lacks methods of {outcomes['missing']:,} of {reads:,} reads"
+        culprit = trial.culprit("different")
+        whose = f", all of account {culprit}" if culprit else ""
+        return 0.0, f"{outcomes['different']:,} of {reads:,} reads differ{whose}"
+    if missing := trial.blamable("missing"):
+        return 0.0, f"it lacks methods of {missing:,} of {reads:,} reads"
     if reads < FEW_READS:
         return None
-    if outcomes["error"] > MOST_FAILED * reads:
-        return _lower(share), f"{outcomes['error']:,} of {reads:,} reads failed"
-    if outcomes["behind"] > MOST_BEHIND * reads:
-        return _lower(share), f"it was behind in {outcomes['behind']:,} of {reads:,} reads"
+    if (failed := trial.blamable("error")) > MOST_FAILED * reads:
+        return _lower(share), f"{failed:,} of {reads:,} reads failed"
+    if (behind := trial.blamable("behind")) > MOST_BEHIND * reads:
+        return _lower(share), f"it was behind in {behind:,} of {reads:,} reads"
     ours, theirs = quantile_ms(total.ours, 0.5) or 0.0, quantile_ms(total.theirs, 0.5) or 0.0
     if theirs > SLOW * ours and theirs > ours + SLOW_MS:
         return _lower(share), f"its median is {theirs:.3g} ms, and {ours:.3g} ms elsewhere"

@@ -23,6 +23,10 @@ TrialOutcome = Literal["same", "different", "behind", "error", "missing"]
 OUTCOMES: Final[tuple[TrialOutcome, ...]] = get_args(TrialOutcome)
 # Members in which two replies differ that are named, and those that a report keeps for each method.
 MOST_MEMBERS: Final = 8
+# Accounts that are counted for each outcome: it matters whether there are several.
+MOST_ACCOUNTS: Final = 4
+# So many reads of other accounts show how a candidate treats them.
+OTHERS_READS: Final = 50
 # Fewer reads than this say little.
 ENOUGH_READS: Final = 1000
 # Above these shares, a candidate is not ready.
@@ -101,12 +105,26 @@ class TrialRead:
     members: tuple[str, ...] = ()
     our_cost: int = 0
     their_cost: int = 0
+    # The account that made it; empty for reads of our own.
+    account: str = ""
 
 
 class Trial:
     """The trial of one candidate. Methods come from the family's table, so their number is bounded."""
 
-    __slots__ = ("label", "methods", "share", "skipped")
+    __slots__ = (
+        "_rate",
+        "_second",
+        "_this_second",
+        "accounts",
+        "bounds",
+        "busiest",
+        "label",
+        "limited",
+        "methods",
+        "share",
+        "skipped",
+    )
 
     def __init__(self, label: str, share: float = 0.0) -> None:
         """`share`: the part of calls that it gets meanwhile."""
@@ -115,6 +133,13 @@ class Trial:
         self.methods: dict[str, MethodTrial] = {}
         # Reads that were due, and were not made because of a limit.
         self.skipped = 0
+        # For each outcome, how many reads of each account had it.
+        self.accounts: dict[str, dict[str, int]] = {}
+        # The most reads that it answered within a second, and those that it refused with a 429.
+        self.busiest = self.limited = 0
+        self._second, self._this_second = 0, 0
+        # The oldest block that it has of each kind of data, and how many calls a second it takes, as far as is known.
+        self.bounds = self._rate = ""
 
     def __repr__(self) -> str:
         return f"<Trial of {self.label}: {self.verdict}>"
@@ -131,6 +156,24 @@ class Trial:
         found.theirs[bucket_of(read.their_s)] += 1
         found.our_cost += read.our_cost
         found.their_cost += read.their_cost
+        by_account = self.accounts.setdefault(read.outcome, {})
+        if read.account in by_account or len(by_account) < MOST_ACCOUNTS:
+            by_account[read.account] = by_account.get(read.account, 0) + 1
+
+    def replied(self, now: float, *, limited: bool) -> None:
+        """It has replied to a read, perhaps with a 429."""
+        self.limited += limited
+        if int(now) != self._second:
+            self._second, self._this_second = int(now), 0
+        self._this_second += not limited
+        self.busiest = max(self.busiest, self._this_second)
+
+    def bounds_found(self, bounds: str) -> None:
+        self.bounds = bounds
+
+    def rate_found(self, rate: str) -> None:
+        """It was tried how many calls a second it takes."""
+        self._rate = rate
 
     def skip(self) -> None:
         self.skipped += 1
@@ -143,6 +186,26 @@ class Trial:
         for each in self.methods.values():
             total.add(each)
         return total
+
+    def blamable(self, outcome: TrialOutcome) -> int:
+        """The reads with this outcome that may count against the candidate. One account can choose reads that few upstreams
+        answer. So if reads of others are known, those of the account that has most of them do not count."""
+        whole, by_account = self.total.outcomes[outcome], self.accounts.get(outcome, {})
+        return whole - max(by_account.values(), default=0) if self._others_read(outcome) else whole
+
+    def culprit(self, outcome: TrialOutcome) -> str:
+        """The account of all reads with this outcome, if reads of others are known; otherwise empty."""
+        by_account = self.accounts.get(outcome, {})
+        return next(iter(by_account)) if len(by_account) == 1 and self._others_read(outcome) else ""
+
+    def _others_read(self, outcome: TrialOutcome) -> bool:
+        """Whether enough reads of other accounts than the one with most of these are known."""
+        by_account = self.accounts.get(outcome, {})
+        first = max(by_account, key=lambda name: by_account[name], default="")
+        reads = Counter[str]()
+        for each in self.accounts.values():
+            reads.update(each)
+        return bool(first) and reads.total() - reads[first] >= OTHERS_READS
 
     @property
     def is_ready(self) -> bool:
@@ -158,12 +221,13 @@ class Trial:
         if outcomes["different"]:
             worst = max(self.methods, key=lambda name: self.methods[name].outcomes["different"])
             members = ", ".join(self.methods[worst].members) or "the result"
-            return f"do not promote: {outcomes['different']:,} of {reads:,} reads differ, most of {worst} ({members})"
+            whose = self._whose("different")
+            return f"do not promote: {outcomes['different']:,} of {reads:,} reads differ{whose}, most of {worst} ({members})"
         if outcomes["missing"]:
             lacking = sorted(name for name, each in self.methods.items() if each.outcomes["missing"])
-            return f"not ready: it lacks {', '.join(lacking)}"
+            return f"not ready: it lacks {', '.join(lacking)}{self._whose('missing')}"
         if outcomes["error"] > MOST_ERRORS * reads:
-            return f"not ready: {outcomes['error']:,} of {reads:,} reads failed"
+            return f"not ready: {outcomes['error']:,} of {reads:,} reads failed{self._whose('error')}"
         if outcomes["behind"] > MOST_BEHIND * reads:
             return f"not ready: it was behind in {outcomes['behind']:,} of {reads:,} reads"
         if reads < ENOUGH_READS:
@@ -172,10 +236,22 @@ class Trial:
             f"safe to promote: {reads:,} reads, 0 different{_speed(total)}{_price(total)} ({self._confidence(reads)})"
         )
 
+    def _whose(self, outcome: TrialOutcome) -> str:
+        culprit = self.culprit(outcome)
+        return f", all of account {culprit}" if culprit else ""
+
     @staticmethod
     def _confidence(reads: int) -> str:
         """The rule of three: after n reads without a difference, fewer than 3/n differ, with a probability of 95 %."""
         return f"fewer than 1 in {reads // 3:,} differ, with 95 % confidence"
+
+    @property
+    def rate(self) -> str:
+        """How many reads it takes, as far as was seen."""
+        if self._rate or not self.busiest:
+            return self._rate
+        refused = f"{self.limited:,} refused (429)" if self.limited else "none refused"
+        return f"up to {self.busiest:,} reads a second, {refused}"
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -192,11 +268,22 @@ class Trial:
             "share": self.share,
             "skipped": self.skipped,
             "methods": msgspec.to_builtins(self.methods),
+            "accounts": self.accounts,
+            "busiest": self.busiest,
+            "limited": self.limited,
+            "bounds": self.bounds,
         }
 
     def add(self, data: Mapping[str, Any]) -> None:
         """Add what another process has found."""
         self.skipped += data["skipped"]
+        # Workers of the previous version do not report these.
+        for outcome, by_account in data.get("accounts", {}).items():
+            both = Counter(self.accounts.get(outcome, {})) + Counter(by_account)
+            self.accounts[outcome] = dict(both.most_common(MOST_ACCOUNTS))
+        self.busiest += data.get("busiest", 0)
+        self.limited += data.get("limited", 0)
+        self.bounds = self.bounds or data.get("bounds", "")
         for name, given in data["methods"].items():
             self.methods.setdefault(name, MethodTrial()).add(msgspec.convert(given, MethodTrial))
 

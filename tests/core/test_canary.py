@@ -78,3 +78,39 @@ def test_canary_takes_calls_that_no_other_upstream_takes_but_not_on_trial() -> N
     assert canary.takes_trials(1.0)
     canary.cordon(cordoned=True, now=1.0)
     assert not canary.takes_trials(1.0)
+
+
+def test_reads_of_one_account_that_fail_do_not_lower_the_share_while_those_of_others_succeed() -> None:
+    outcomes: tuple[TrialOutcome, ...] = ("error", "missing", "behind")
+    for outcome in outcomes:
+        found = trial((FEW_READS, "same"))
+        for _ in range(40):
+            found.read("eth_call", TrialRead(outcome, 0.02, 0.02, account="acct_hostile"))
+        assert next_share(0.25, found) is None
+        for _ in range(10):
+            found.read("eth_call", TrialRead(outcome, 0.02, 0.02, account="acct_other"))
+        lowered = next_share(0.25, found)
+        assert lowered is not None
+        assert lowered[0] < 0.25
+
+
+def test_reads_of_a_single_account_count_if_there_are_no_others() -> None:
+    found = Trial("a#new", 0.05)
+    for outcome in (*["same"] * 60, *["error"] * 10):
+        found.read("eth_call", TrialRead(outcome, 0.02, 0.02, account="acct_only"))  # type: ignore[arg-type]
+    assert next_share(0.25, found) == (0.05, "10 of 70 reads failed")
+    assert found.culprit("error") == ""
+
+
+def test_a_difference_ends_it_and_names_the_account() -> None:
+    found = trial((FEW_READS, "same"))
+    found.read("eth_call", TrialRead("different", 0.02, 0.02, account="acct_one"))
+    assert next_share(0.25, found) == (0.0, "1 of 51 reads differ, all of account acct_one")
+
+
+def test_accounts_are_summed_up_over_workers() -> None:
+    found, other = trial((FEW_READS, "same")), Trial("a#new", 0.05)
+    other.read("eth_call", TrialRead("error", 0.02, 0.02, account="acct_one"))
+    found.add(other.as_data)
+    assert found.culprit("error") == "acct_one"
+    assert found.blamable("error") == 0

@@ -75,3 +75,15 @@ def test_trials_of_all_workers_are_one_report() -> None:
     assert found.total.outcomes["same"] == 7
     assert [row["method"] for row in found.rows] == ["eth_call", "all"]
     assert found.rows[0]["usd"] == "0.000001"
+
+
+def test_rate_is_that_of_the_busiest_second() -> None:
+    found = trial(same=1)
+    assert found.rate == ""
+    for at_s in (1.0, 1.1, 1.2, 2.0, 3.0):
+        found.replied(at_s, limited=at_s == 3.0)
+    assert found.rate == "up to 3 reads a second, 1 refused (429)"
+    found.add(found.as_data)
+    assert found.rate == "up to 6 reads a second, 2 refused (429)"
+    found.rate_found("takes 40 calls a second")
+    assert found.rate == "takes 40 calls a second"

@@ -78,7 +78,9 @@ class MethodPolicy:
         "fixed",
         "has_block",
         "is_checked",
+        "is_comparable",
         "is_head_number",
+        "is_observed",
         "is_plain",
         "latest",
         "looks_up_null",
@@ -127,6 +129,11 @@ class MethodPolicy:
         self.opens, self.separator, self.latest = _latest_shape(method, family.latest.encode())
         # The ends of params that name the latest block last, or no block; empty if the family has no such tag.
         self.ends_latest = (b'"%b"]' % family.latest.encode(), b"[]") if family.latest else ()
+        # Whether two upstreams that are right reply the same: the result follows from the chain, and not from the moment.
+        is_of_moment = method.private or method.fresh or method.cache in ("never", "head")
+        self.is_comparable = self.may_repeat and not is_of_moment
+        # Whether some of its calls must not take the short path. See `NetworkState.is_sampled`.
+        self.is_observed = False
         # Whether replies are cached or shared on this route, and whether calls may take the short path. See `adapt`.
         self.shared = False
         self.short = False
@@ -169,7 +176,7 @@ class MethodPolicy:
     def adapt(self, *, shares: bool, is_served: bool, is_observed: bool = False) -> None:
         """Decide whether replies are shared, and whether calls may take the short path. `shares`: whether the route shares
         replies at all. `is_served`: whether the route has one upstream alone, which serves the method.
-        `is_observed`: whether others see the replies, which the short path does not keep."""
+        `is_observed`: whether others see some of the replies, which the short path does not keep."""
         self.shared = self.cacheable and shares
         is_simple = self.may_repeat and not (
             self.by_range
@@ -181,7 +188,8 @@ class MethodPolicy:
             or self.rules
             or self.most_asked > 1
         )
-        self.short = is_simple and not is_observed and (self.shared or is_served)
+        self.short = is_simple and (self.shared or is_served)
+        self.is_observed = is_observed and self.is_comparable
         self.any_block = self.shared and self.method.history
 
     def look_up_null(self) -> None:

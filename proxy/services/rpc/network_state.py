@@ -20,7 +20,7 @@ from proxy.core.caching import ReplyCache
 from proxy.core.directives import Directives
 from proxy.core.heads import HIGHEST, STALE_S, Branch, NetworkHead, RecentHashes, heard_of, short_hash_of
 from proxy.core.jsonrpc import NULL
-from proxy.core.routing import UpstreamGroup
+from proxy.core.routing import USUAL_COSTS, CostPolicy, UpstreamGroup
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.method_policy import MethodPolicy
@@ -87,6 +87,13 @@ class FleetHeads(Protocol):
 class ReadObserver(Protocol):
     """Sees the reads that upstreams have answered, after their replies were delivered."""
 
+    def wants_next(self) -> bool:
+        """A read begins on the short path. Returns whether this observer must see its reply."""
+
+    def short_answered(
+        self, account: str, policy: MethodPolicy, params: bytes, reply: bytes, upstream: Upstream, took_s: float
+    ) -> None: ...
+
     def answered(self, flight: Flight, reply: bytes, *, is_error: bool = False) -> None: ...
 
 
@@ -144,18 +151,19 @@ class NetworkState:
         writes: RecentWrites | None = None,
         chain: NetworkState | None = None,
         methods: Collection[str] = (),
+        costs: CostPolicy = USUAL_COSTS,
     ) -> None:
         """`archive_minimum`: the lowest price of a read of old state. `streams`: upstreams that carry subscriptions and no
         calls. `shared_cache`: replies that other workers and hosts have cached. `exchange`: shares heads and writes with other
         hosts. `writes`: which upstream has received them, if there are several. `chain`: for bundlers, the state of the chain
-        that they serve. `methods`: those that upstreams of the network may have."""
+        that they serve. `methods`: those that upstreams of the network may have. `costs`: how their costs count."""
         self.network = network
         self.network_id = network.id
         self.upstreams = tuple(upstreams)
         self.streams = tuple(streams)
         self.every_upstream = (*self.upstreams, *self.streams)
         self.archive_minimum = archive_minimum
-        self.group = UpstreamGroup([upstream.health for upstream in upstreams])
+        self.group = UpstreamGroup([upstream.health for upstream in upstreams], costs)
         self.only = self.upstreams[0] if len(self.upstreams) == 1 else None
         self.heads, self.head_reader = heads, head_reader
         self.replies, self.caches = replies, caches
@@ -220,6 +228,20 @@ class NetworkState:
     def observe_reads(self, observers: Iterable[ReadObserver]) -> None:
         """Let these see the reads of clients from now on."""
         self.read_observers = (*self.read_observers, *observers)
+
+    def is_sampled(self) -> bool:
+        """A read begins on the short path, which keeps nothing. Returns whether an observer must see its reply."""
+        found = False
+        for observer in self.read_observers:
+            found |= observer.wants_next()
+        return found
+
+    def short_read_answered(
+        self, account: str, policy: MethodPolicy, params: bytes, reply: bytes, upstream: Upstream, took_s: float
+    ) -> None:
+        """A read for which `is_sampled` was true was answered on the short path."""
+        for observer in self.read_observers:
+            observer.short_answered(account, policy, params, reply, upstream, took_s)
 
     def register(self, flight: Flight) -> None:
         """Let the same call of others join the flight."""

@@ -35,27 +35,35 @@ class Probe:
         self._result: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
         # Whether the upstream replied, even with an error. One that limits our rate has said nothing about the call.
         self.is_answered = False
+        # Whether it limits our rate.
+        self.is_limited = False
         # What kind of error it replied with, if it did.
         self.error = ""
         self.lacks_method = False
         self.error_reply = b""
 
-    async def send(self, within_s: float = REPLY_S) -> bytes | None:
+    async def send(self, within_s: float = REPLY_S, *, beside: bool = False) -> bytes | None:
+        """`beside`: probes of an upstream go one after the other, unless they may be beside each other, like calls."""
         if self._meter is not None:
             if not self._meter.affords(self._spender[0]):
                 return None
             self._meter.began(self._spender)
-        self._upstream.probe(self, self._body)
+        (self._upstream.submit if beside else self._upstream.probe)(self, self._body)
+        # A timer costs a tenth of `asyncio.timeout`, and trials make many probes.
+        timer = asyncio.get_running_loop().call_later(within_s, self._give_up)
         try:
-            async with asyncio.timeout(within_s):
-                return await self._result
-        except TimeoutError:
-            if self._upstream.leave(self) and self._meter is not None:
-                self._meter.not_sent(self._spender)
-            return None
+            return await self._result
+        finally:
+            timer.cancel()
+
+    def _give_up(self) -> None:
+        if self._upstream.leave(self) and self._meter is not None:
+            self._meter.not_sent(self._spender)
+        self._settle(None)
 
     def on_reply(self, connection: UpstreamConnection, headers: ReplyHeaders, body: bytes) -> None:
         self.on_late(connection.upstream, headers, body)
+        self.is_limited = headers.wants_rest
         try:
             reply = jsonrpc.read_reply(body, self._id)
         except ValueError:
@@ -65,7 +73,8 @@ class Probe:
         self.error = "" if verdict is None else verdict.kind
         self.error_reply = bytes(reply.error)
         self.lacks_method = verdict is not None and verdict.lacks_method
-        self.is_answered = not (headers.wants_rest or (verdict is not None and verdict.wants_rest))
+        self.is_limited |= verdict is not None and verdict.wants_rest
+        self.is_answered = not self.is_limited
         self._settle(bytes(reply.result) or None)
 
     def on_late(self, upstream: Upstream, headers: ReplyHeaders, body: bytes) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,7 +22,7 @@ import msgspec
 from proxy import telemetry
 from proxy.chains.family import BlockRef
 from proxy.core.jsonrpc import NULL
-from proxy.core.trials import Trial, TrialOutcome, TrialRead, differing_members, is_same_error
+from proxy.core.trials import OUTCOMES, Trial, TrialOutcome, TrialRead, differing_members, is_same_error
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.network_state import NetworkState
@@ -54,6 +55,8 @@ class AnsweredRead:
     took_s: float
     cost: int
     archive: bool
+    # The account that made it.
+    account: str = ""
 
     @property
     def size(self) -> int:
@@ -61,15 +64,22 @@ class AnsweredRead:
 
 
 class Shadow:
-    """One candidate. `share`: the part of the reads that it gets."""
+    """One candidate. `share`: the part of the reads that it gets. `without`: accounts whose reads it does not get."""
 
-    def __init__(self, upstream: Upstream, share: float, state: NetworkState) -> None:
+    def __init__(
+        self, upstream: Upstream, share: float, state: NetworkState, without: Collection[str] = frozenset()
+    ) -> None:
         self.upstream = upstream
+        self._without = without
         self.trial = Trial(upstream.label)
         self._share = round(share * WHOLE)
         self._state = state
         # The part of a read that is due, in millionths.
         self._due = 0
+        # Reads that are due and under way.
+        self._wanted = 0
+        # Finding a metric by its labels takes longer than counting.
+        self._counted = {each: telemetry.shadow_reads_total.labels(upstream.label, each) for each in OUTCOMES}
         self._queue: deque[AnsweredRead] = deque()
         self._bytes = 0
         self._wake = asyncio.Event()
@@ -77,34 +87,67 @@ class Shadow:
     def __repr__(self) -> str:
         return f"<Shadow {self.upstream.label} of {self._share / WHOLE:.1%}, {len(self._queue)} waiting>"
 
-    def answered(self, flight: Flight, reply: bytes, *, is_error: bool = False) -> None:
-        """A client's call was answered. Its reply is on its way."""
-        if not flight.client or flight.answered_by is None or flight.answered_by is self.upstream:
-            return
-        if not is_comparable(flight.policy, flight.params, self._state.heads.tip):
-            return
+    def wants_next(self) -> bool:
+        """A read of a client begins. Returns whether it is due here too, once it is answered."""
         self._due += self._share
         if self._due < WHOLE:
-            return
+            return False
         self._due -= WHOLE
-        size = len(flight.params) + len(reply)
-        if size > LARGEST_READ or len(self._queue) >= MOST_WAITING or self._bytes + size > MOST_BYTES:
+        if self._wanted >= MOST_WAITING:
             self.trial.skip()
+            return False
+        self._wanted += 1
+        return True
+
+    def short_answered(
+        self, account: str, policy: MethodPolicy, params: bytes, reply: bytes, upstream: Upstream, took_s: float
+    ) -> None:
+        """A client's call on the short path was answered, and its reply is on its way."""
+        if self._wanted and account not in self._without and is_comparable(policy, params, self._state.heads.tip):
+            self._wanted -= 1
+            self._offer(
+                AnsweredRead(
+                    policy,
+                    params,
+                    reply,
+                    is_error=False,
+                    upstream=upstream,
+                    took_s=took_s,
+                    cost=0,
+                    archive=False,
+                    account=account,
+                )
+            )
+
+    def answered(self, flight: Flight, reply: bytes, *, is_error: bool = False) -> None:
+        """The same for any other call."""
+        if not flight.client or flight.answered_by is None or flight.answered_by is self.upstream:
             return
-        self._bytes += size
-        took_s = time.monotonic() - flight.last_began
-        self._queue.append(
+        if flight.client in self._without or not is_comparable(flight.policy, flight.params, self._state.heads.tip):
+            return
+        if not self._wanted and not self.wants_next():
+            return
+        self._wanted -= 1
+        self._offer(
             AnsweredRead(
                 flight.policy,
                 flight.params,
                 reply,
                 is_error,
                 flight.answered_by,
-                took_s,
+                time.monotonic() - flight.last_began,
                 flight.cost,
                 flight.call.archive,
+                flight.client,
             )
         )
+
+    def _offer(self, read: AnsweredRead) -> None:
+        if read.size > LARGEST_READ or len(self._queue) >= MOST_WAITING or self._bytes + read.size > MOST_BYTES:
+            self.trial.skip()
+            return
+        self._bytes += read.size
+        self._queue.append(read)
         self._wake.set()
 
     def promoted(self, share: float) -> None:
@@ -124,11 +167,12 @@ class Shadow:
 
     async def compare(self, read: AnsweredRead) -> None:
         """Send the read to the candidate, and count how its reply compares."""
-        health, now = self.upstream.health, time.monotonic()
+        # A promotion meanwhile begins another trial.
+        health, trial, now = self.upstream.health, self.trial, time.monotonic()
         name = read.policy.method.name
         is_affordable = health.affords(name, archive=read.archive) and health.admits(name, now)
         if not health.takes_trials(now) or not is_affordable:
-            self.trial.skip()
+            trial.skip()
             return
         health.begin(now)
         health.begin_method(name, now)
@@ -138,10 +182,12 @@ class Shadow:
         finally:
             health.ended()
         their_s = time.monotonic() - now
+        trial.replied(now + their_s, limited=probe.is_limited)
+        trial.bounds_found(health.bounds.text)
         outcome, members = await self._outcome(read, result, probe)
         cost = 0 if health.meter is None else health.meter.cost_of(name, archive=read.archive)
-        self.trial.read(name, TrialRead(outcome, read.took_s, their_s, members, read.cost, cost))
-        telemetry.shadow_reads_total.labels(self.upstream.label, outcome).inc()
+        trial.read(name, TrialRead(outcome, read.took_s, their_s, members, read.cost, cost, read.account))
+        self._counted[outcome].inc()
 
     async def _outcome(
         self, read: AnsweredRead, result: bytes | None, probe: Probe
@@ -204,9 +250,8 @@ class Shadow:
 
 
 def is_comparable(policy: MethodPolicy, params: bytes, tip: int) -> bool:
-    """Whether two upstreams that are right reply the same: the result follows from the chain, and not from the moment."""
-    method = policy.method
-    if not policy.may_repeat or method.private or method.fresh or method.cache in ("never", "head"):
+    """Whether two upstreams that are right reply the same to these params."""
+    if not policy.is_comparable:
         return False
     if not policy.by_range:
         return True

@@ -89,7 +89,8 @@ def send_plain_reads(
 def may_be_plain(policy: MethodPolicy, call: RawCall) -> bool:
     """Whether the call can be passed on as it is, unless it is about an old block: its result is not shared, and it expects a
     reply."""
-    return policy.short and not policy.shared and not policy.looks_up_null and call[2] != b""
+    is_usual = policy.short and not policy.shared and not policy.looks_up_null
+    return is_usual and not policy.is_observed and call[2] != b""
 
 
 # Between two calls or replies, and before the first and after the last one.

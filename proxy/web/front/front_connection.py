@@ -287,7 +287,8 @@ class FrontConnection(asyncio.Protocol):
         else:
             replies.begin_call(headers, policy, call_id, now, state.tip, "")
             upstream: Upstream = route.only  # type: ignore[assignment]
-            if self._short.send(upstream, policy, params):
+            is_sampled = policy.is_observed and state.is_sampled()
+            if self._short.send(upstream, policy, params, is_sampled=is_sampled):
                 return
         context.forwarder.forward((replies, policy, params), route, key, now)
 

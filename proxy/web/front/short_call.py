@@ -29,7 +29,7 @@ _NO_REPLY: Final = jsonrpc.NumberedReply()
 class ShortCall:
     """The sink of a client connection's call on the short path."""
 
-    __slots__ = ("_params", "_replies", "_upstream", "_wire_id")
+    __slots__ = ("_is_sampled", "_params", "_replies", "_upstream", "_wire_id")
 
     def __init__(self, replies: ReplyWriter) -> None:
         self._replies = replies
@@ -37,6 +37,8 @@ class ShortCall:
         self._params = b""
         self._wire_id = 0
         self._upstream: Upstream | None = None
+        # Whether an observer must see the reply. See `NetworkState.is_sampled`.
+        self._is_sampled = False
 
     def __repr__(self) -> str:
         return f"<ShortCall {'idle' if self._upstream is None else self._upstream.label}>"
@@ -45,7 +47,7 @@ class ShortCall:
     def client(self) -> str:
         return self._replies.client
 
-    def send(self, upstream: Upstream, policy: MethodPolicy, params: bytes) -> bool:
+    def send(self, upstream: Upstream, policy: MethodPolicy, params: bytes, *, is_sampled: bool) -> bool:
         """Send the call. False if the upstream has no connection free for it."""
         sent = upstream.send_call(self, policy.request_tail, params) if upstream.health.free else 0
         if not sent:
@@ -53,6 +55,7 @@ class ShortCall:
         self._params = params
         self._wire_id = sent
         self._upstream = upstream
+        self._is_sampled = is_sampled
         upstream.health.begin(self._replies.began)
         return True
 
@@ -91,7 +94,12 @@ class ShortCall:
         now = _monotonic()
         self._upstream = None
         upstream.health.answered(now - replies.began)
+        if not self._is_sampled:
+            replies.write_result(result, now)
+            return
+        read = (replies.client, policy, self._params, bytes(result), upstream, now - replies.began)
         replies.write_result(result, now)
+        client.route.state.short_read_answered(*read)
 
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
         self._to_flight(upstream).on_fail(upstream, reason, sent=sent)
