@@ -19,10 +19,11 @@ from typing import Any, Final
 
 from proxy.chains.families import family_of
 from proxy.chains.family import BlockRef
-from proxy.commands import context, output
+from proxy.commands import context, cost, output
 from proxy.commands.capture_file import CapturedCall, read_capture
 from proxy.commands.certify_progress import CertifyProgress, Comparison
 from proxy.commands.progress import Progress
+from proxy.commands.rate_ceiling import MOST_RATE, rate_ceiling
 from proxy.compose.networks import NetworkBuilder
 from proxy.core.trials import Trial, trials_of
 from proxy.errors import InvalidRequest, NotFound, StartError
@@ -75,6 +76,16 @@ def add_certify(actions: Any) -> None:
         metavar="FILE",
         help="keep what was found in this file; if it exists, go on where the last run ended",
     )
+    parser.add_argument("--cost", metavar="LIST", default="", help="the candidate's price list, such as alchemy")
+    parser.add_argument(
+        "--price", metavar="USD", default="", help="its price for a million credits, if the list has none or another"
+    )
+    parser.add_argument(
+        "--rate",
+        type=int,
+        metavar="N",
+        help="also find how many calls a second it takes, N at most: makes up to 3 N calls more",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_reporting(parser)
     parser.set_defaults(run=_certify)
@@ -94,11 +105,20 @@ async def show_trials(store: FleetStore, args: argparse.Namespace) -> None:
 def report(trial: Trial, args: argparse.Namespace) -> None:
     if args.html is not None:
         args.html.write_text(page_of(trial))
+    facts = facts_of(trial)
     if args.json:
-        output.row({"label": trial.label, "verdict": trial.verdict, "methods": trial.rows}, as_json=True)
+        output.row({"label": trial.label, "verdict": trial.verdict, **facts, "methods": trial.rows}, as_json=True)
         return
     output.rows(trial.rows, COLUMNS, as_json=False)
+    for name, fact in facts.items():
+        if fact:
+            print(f"{trial.label}: {name.replace('_', ' ')}: {fact}")
     print(f"{trial.label}: {trial.verdict}")
+
+
+def facts_of(trial: Trial) -> dict[str, str | None]:
+    """What is known of the candidate besides its replies."""
+    return {"oldest_blocks": trial.bounds or None, "rate": trial.rate or None}
 
 
 def page_of(trial: Trial) -> str:
@@ -109,10 +129,12 @@ def page_of(trial: Trial) -> str:
 
     rows = [line([row[name] for name in COLUMNS], "td") for row in trial.rows]
     title = html.escape(f"Trial of {trial.label}")
+    facts = [f"{name.replace('_', ' ').capitalize()}: {fact}" for name, fact in facts_of(trial).items() if fact]
+    lines = "".join(f"<p>{html.escape(each)}</p>" for each in (trial.verdict, *facts))
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
         "<style>body{font:14px sans-serif;margin:2em}td,th{padding:.3em .7em;text-align:right}td:first-child{text-align:left}"
-        f"</style><h1>{title}</h1><p>{html.escape(trial.verdict)}</p>"
+        f"</style><h1>{title}</h1>{lines}"
         f"<table>{line(COLUMNS, 'th')}{''.join(rows)}</table>\n"
     )
 
@@ -121,19 +143,21 @@ def _certify(args: argparse.Namespace) -> int:
     """Returns 1 if the candidate should not be promoted."""
     if not 1 <= args.reads <= MOST_READS:
         raise InvalidRequest(f"--reads must be between 1 and {MOST_READS}")
+    if args.rate is not None and not 1 <= args.rate <= MOST_RATE:
+        raise InvalidRequest(f"--rate must be between 1 and {MOST_RATE}")
     found, tables = context.load_with_tables(args)
-    pair = with_candidate(found, args)
+    pair = with_candidate(found, tables, args)
     present, candidate = pair.upstreams
     captured = None if args.calls is None else read_capture(args.calls, present.network)
     kept = CertifyProgress(args.resume, Comparison.of(present.network, (present.url, candidate.url), args.calls))
     kept.load()
-    reads = CertifyReads(args.reads, kept, captured)
+    reads = CertifyReads(args.reads, kept, captured, args.rate or 0)
     trial = asyncio.run(certified(pair, tables, reads, Progress(shown=not args.json)))
     report(trial, args)
     return int(not trial.is_ready)
 
 
-def with_candidate(found: Settings, args: argparse.Namespace) -> Settings:
+def with_candidate(found: Settings, tables: Tables, args: argparse.Namespace) -> Settings:
     """The settings with two upstreams alone: the one in use, and the candidate."""
     if not args.url.startswith(("http://", "https://")):
         raise InvalidRequest(f"the candidate must be an http or https URL, not {args.url!r}")
@@ -142,7 +166,14 @@ def with_candidate(found: Settings, args: argparse.Namespace) -> Settings:
     if not known:
         names = ", ".join(sorted({each.name for each in found.upstreams if each.name})) or "none"
         raise StartError([f"the settings have no such upstream to compare with; use --against with one of: {names}"])
-    candidate = UpstreamSettings(url=args.url, network=known[0].network, name=CANDIDATE, shadow=1.0)
+    price = str(cost.price_of(args.price)) if args.price else ""
+    if args.cost:
+        cost.list_of(tables, args.cost)
+    elif price:
+        raise InvalidRequest("--price needs --cost, the price list that it belongs to")
+    candidate = UpstreamSettings(
+        url=args.url, network=known[0].network, name=CANDIDATE, shadow=1.0, cost=args.cost, credit_price=price
+    )
     return replace(found, upstreams=(known[0], candidate), bundlers=(), routing=(), verify=())
 
 
@@ -153,6 +184,8 @@ class CertifyReads:
     count: int
     kept: CertifyProgress
     captured: list[CapturedCall] | None = None
+    # Up to how many calls a second the candidate is tried; 0: not at all.
+    most_rate: int = 0
 
     def calls(self, route: Route, head: int) -> Iterator[tuple[int, str, bytes]]:
         """Those that are left, each with its position."""
@@ -168,9 +201,19 @@ async def certified(found: Settings, tables: Tables, reads: CertifyReads, progre
     networks = builder.networks(builder.states())
     try:
         (route,) = networks.routes.values()
-        await Tracker(route.state).look()
+        tracker = Tracker(route.state)
+        await tracker.look()
         (shadow,) = route.shadows
         await _read_all(route, shadow, reads, progress)
+        progress.show("searching for the oldest blocks")
+        await tracker.find_bounds_of(shadow.upstream)
+        shadow.trial.bounds_found(shadow.upstream.health.bounds.text)
+        # The reads come one after the other, so they say nothing of it.
+        shadow.trial.rate_found("not tried: use --rate")
+        if reads.most_rate:
+            progress.show("finding how many calls a second it takes")
+            (call, *_) = route.state.head_reader.lookups.number.calls
+            shadow.trial.rate_found(await rate_ceiling(shadow.upstream, call, reads.most_rate))
         return shadow.trial
     finally:
         progress.close()

@@ -46,8 +46,8 @@ class ReportingProbe(Probe):
 
     failure = ""
 
-    async def send(self, within_s: float = REPLY_S) -> bytes | None:
-        result = await super().send(within_s)
+    async def send(self, within_s: float = REPLY_S, *, beside: bool = False) -> bytes | None:
+        result = await super().send(within_s, beside=beside)
         if result is None and not self.failure:
             self.failure = f"no reply within {within_s:g} s"
         return result

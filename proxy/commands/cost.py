@@ -142,10 +142,10 @@ async def _budgets(source: CostSource) -> list[dict[str, Any]]:
 async def _elsewhere(source: CostSource, args: argparse.Namespace, first: datetime.date) -> None:
     """Price recorded calls by another provider's list. Which of them read old blocks is not recorded, so a price for these is
     not applied."""
-    table = _table_of(source.tables, args.provider)
+    table = list_of(source.tables, args.provider)
     if not 0.0 <= args.hits < 1.0:
         raise InvalidRequest("--hits must be at least 0 and below 1")
-    price = _price(args.price) if args.price else table.usd_per_million
+    price = price_of(args.price) if args.price else table.usd_per_million
     rows: list[dict[str, Any]] = []
     for (network, method), calls in (await _calls(source, first)).items():
         left = 0 if _is_own(method, args.own) else round(calls * (1.0 - args.hits))
@@ -175,7 +175,7 @@ def _is_call(tables: Tables, network: str, method: str) -> bool:
     return found is not None and method in tables.methods[found.family]
 
 
-def _table_of(tables: Tables, provider: str) -> CreditTable:
+def list_of(tables: Tables, provider: str) -> CreditTable:
     found = tables.providers.get(provider)
     if found is None or found.credits is None:
         priced = sorted(name for name, each in tables.providers.items() if each.credits is not None)
@@ -183,7 +183,7 @@ def _table_of(tables: Tables, provider: str) -> CreditTable:
     return found.credits
 
 
-def _price(text: str) -> Decimal:
+def price_of(text: str) -> Decimal:
     try:
         price = Decimal(text)
     except ArithmeticError:

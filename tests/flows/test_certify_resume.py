@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,11 +13,12 @@ from pathlib import Path
 import msgspec
 import orjson
 import pytest
+from aiohttp import web
 
 from proxy.__main__ import main
 from proxy.commands.capture_file import CapturedCall, write_capture
 from proxy.commands.certify_progress import SAVE_S
-from tests.rpc_upstreams import Chain, ScriptedUpstream
+from tests.rpc_upstreams import Chain, Refused, ScriptedUpstream, value_of
 from tests.service import ROOT, until
 
 CONFIG = """
@@ -120,3 +122,64 @@ async def test_other_file_is_not_continued(
         assert message in capsys.readouterr().err
         assert (tmp_path / "kept").read_text() == text
         assert not candidate.count(METHOD)
+
+
+class LimitedUpstream(ScriptedUpstream):
+    """Takes so many requests a second, and keeps the state of its newest blocks only."""
+
+    per_second = 35
+    kept = 128
+
+    def __init__(self, chain: Chain) -> None:
+        super().__init__(chain)
+        self._times: list[float] = []
+        self.answers["eth_getBalance"] = self._balance
+
+    def _balance(self, params: list[object]) -> str:
+        number = self._number(params[1])
+        if number <= self.head - self.kept:
+            raise Refused(-32000, "missing trie node")
+        return value_of("balance", number)
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        now = time.monotonic()
+        self._times = [at for at in self._times if at > now - 1.0]
+        if len(self._times) >= self.per_second and b"eth_blockNumber" in await request.read():
+            return web.Response(status=429, text="slow down")
+        self._times.append(now)
+        return await super()._answer(request)
+
+
+async def test_report_has_the_bounds_the_rate_and_the_cost_of_the_candidate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with pair(tmp_path) as (old, words):
+        candidate = LimitedUpstream(old.chain)
+        await candidate.open()
+        try:
+            words[2] = candidate.url
+            more = [
+                "--rate",
+                "80",
+                "--cost",
+                "alchemy",
+                "--price",
+                "0.40",
+                "--reads",
+                "3",
+                "--html",
+                str(tmp_path / "page"),
+            ]
+            assert await asyncio.to_thread(main, [*words, *more]) == 1, "too few reads"
+        finally:
+            await candidate.close()
+        report = orjson.loads(capsys.readouterr().out)
+        assert "state=-128" in report["oldest_blocks"]
+        assert report["rate"] == "takes 20 calls a second, and refuses some of 40 with a 429"
+        (total,) = [row for row in report["methods"] if row["method"] == "all"]
+        assert (total["usd"], total["their_usd"]) == ("0.000000", "0.000024")
+        assert "refuses some of 40" in (tmp_path / "page").read_text()
+        assert await asyncio.to_thread(main, [*words, "--cost", "nobody"]) != 0
+        assert "there is no price list 'nobody'; there are: alchemy" in capsys.readouterr().err
+        assert await asyncio.to_thread(main, [*words, "--price", "0.40"]) != 0
+        assert "--price needs --cost" in capsys.readouterr().err

@@ -26,6 +26,7 @@ from proxy.commands.context import new_file
 from proxy.commands.keys import _details
 from proxy.errors import InvalidRequest
 from tests.service import ROOT, until
+from tests.shipped_tables import TABLES
 
 ENVIRONMENT = {"DATABASE_URL": "postgresql://x@127.0.0.1:1/x", "PENSTOCK_KEYS__PEPPER": "p" * 40}
 
@@ -136,7 +137,7 @@ def test_file_is_refused_before_the_work_for_it(
 @pytest.mark.parametrize("url", ["", "x", "ws://127.0.0.1:1", "[]", "é\u202e"])
 def test_candidate_without_a_url_is_refused_before_it_is_called(url: str) -> None:
     with pytest.raises(InvalidRequest, match="must be an http or https URL"):
-        with_candidate(settings.load(environ=ENVIRONMENT), argparse.Namespace(url=url))
+        with_candidate(settings.load(environ=ENVIRONMENT), TABLES, argparse.Namespace(url=url))
 
 
 def line_with(words: tuple[str, ...], changed: argparse.Action, value: str) -> list[str]:

@@ -73,6 +73,17 @@ class BoundChecks:
             self._state.old_data_read(data)
         await self.check()
 
+    async def find(self, upstream: Upstream) -> None:
+        """Search for all bounds of an upstream that is not in use."""
+        number = self._state.head_reader.lookups.number
+        head = number.number((await look_up(upstream, number)).values or {})
+        if head is None:
+            return
+        upstream.health.saw_head(head, self._clock())
+        for kind in self._lookups:
+            if (found := await self._found(upstream, kind)) is not None:
+                upstream.health.bounds.found(kind, found)
+
     async def _check(self, upstream: Upstream, kind: DataKind) -> None:
         health, now = upstream.health, self._clock()
         if kind in health.bounds.declared or not health.head or health.withheld or health.silent:

@@ -182,6 +182,10 @@ class Tracker:
         """Find the oldest blocks of all upstreams, for each kind of data."""
         await self._bounds.check_all()
 
+    async def find_bounds_of(self, upstream: Upstream) -> None:
+        """The same for one that is not in use."""
+        await self._bounds.find(upstream)
+
     async def find_methods(self) -> None:
         """Find the client of each upstream, and methods that it does not have."""
         await self._methods.check()

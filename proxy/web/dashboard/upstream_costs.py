@@ -117,5 +117,7 @@ def _trial(trial: Trial, upstream_id: str | None) -> dict[str, Any]:
         "verdict": trial.verdict,
         "ready": trial.is_ready,
         "skipped": trial.skipped,
+        "bounds": trial.bounds or None,
+        "rate": trial.rate or None,
         "methods": trial.rows,
     }

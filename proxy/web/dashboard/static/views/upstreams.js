@@ -88,11 +88,12 @@ function cordon(each, { network, isLast, load }) {
 }
 
 /* An upstream that gets a share of the reads too, and how its replies compare. */
-const trialCard = ({ id, label, share, verdict, ready, skipped, methods }, load) => el("section.card", { "data-trial": label },
+const trialCard = ({ id, label, share, verdict, ready, skipped, bounds, rate, methods }, load) => el("section.card", { "data-trial": label },
   el("div.spread", null, el("h2", null, `Trial of ${label}`), el("div.actions", null,
     share > 0 ? badge(`${format.percent(share)} of calls`, "live") : badge(ready ? "ready" : "on_trial", ready ? "good" : "wait"),
     id && (share > 0 ? withdrawButton(id, label, load) : button("Promote", () => promote({ id, label, verdict, ready, load }), { kind: "small", "aria-label": `Promote ${label}` })))),
   el("p", null, `${format.sentence(verdict)}.${skipped ? ` ${format.counted(skipped, "read")} skipped because of a limit.` : ""}`),
+  (bounds || rate) && el("p.hint", null, [bounds && `Oldest blocks: ${bounds}.`, rate && `Rate: ${rate}.`].filter(Boolean).join(" ")),
   methods.length > 1 && table(`Trial of ${label}`, [
     { name: "Method", show: ({ method }) => (method === "all" ? "All" : el("code", null, method)) },
     { name: "Reads", kind: "num", show: ({ reads }) => format.number(reads) },
