@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from proxy import settings
+from proxy.__main__ import main
 from proxy.errors import StartError
 from proxy.settings import Settings
 from proxy.settings.masking import masked_value
@@ -297,12 +298,43 @@ def test_limit_of_a_method_that_does_not_exist_is_reported(write: Write, rates: 
         ('avoid = ["region=eu"]\nabove = { lag_blocks = 1 }', "routing.0: has limits and labels to choose by"),
         ('labels = ["region=us"]\nabove = { lag_blocks = 1 }', "routing.0.labels: no upstream of ethereum/mainnet has"),
         ('avoid = ["region=us"]', "routing.0.avoid: no upstream of ethereum/mainnet has the label region=us"),
+        ("above = { cost_usd = 0.1 }", "routing.0.above.cost_usd: can never match"),
         ('prefer = ["region=eu"]\nmethods = ["eth_cal"]', "routing.0.methods: ethereum/mainnet has no method eth_cal"),
     ],
 )
 def test_rule_that_does_nothing_is_reported(write: Write, rule: str, fault: str) -> None:
     upstream = '[[upstreams]]\nnetwork = "ethereum/mainnet"\nurl = "https://a.example.com"\nlabels = ["region=eu"]\n'
     assert_reported(write, f'{upstream}[[routing]]\nnetwork = "ethereum/mainnet"\n{rule}\n', fault)
+
+
+@pytest.mark.parametrize(
+    "labels", ['require = ["region=eu", "name=two"]', 'labels = ["region=eu", "name=two"]\nabove = { lag_blocks = 1 }']
+)
+def test_rule_for_labels_that_no_upstream_has_together_is_reported(write: Write, labels: str) -> None:
+    one = '[[upstreams]]\nnetwork = "ethereum/mainnet"\nurl = "https://a.example.com"\nlabels = ["region=eu"]\n'
+    two = '[[upstreams]]\nnetwork = "ethereum/mainnet"\nurl = "https://b.example.com"\nname = "two"\n'
+    rule = f'[[routing]]\nnetwork = "ethereum/mainnet"\n{labels}\n'
+    name = labels.partition(" ")[0]
+    fault = f"routing.0.{name}: can never match: no upstream of ethereum/mainnet has all of region=eu, name=two"
+    assert_reported(write, f"{one}{two}{rule}", fault)
+
+
+@pytest.mark.parametrize(
+    ("policies", "cost", "fault"),
+    [
+        ("ms_per_cent = 20000", "alchemy", ""),
+        ("equally_fast = 2", "", "cost_routing.0: changes nothing: no upstream of ethereum/mainnet has a cost"),
+        (
+            'ms_per_cent = 1\n[[cost_routing]]\nnetwork = "ethereum/mainnet"',
+            "alchemy",
+            "cost_routing.1.network: ethereum/mainnet has another policy",
+        ),
+    ],
+)
+def test_cost_policy_that_does_nothing_is_reported(write: Write, policies: str, cost: str, fault: str) -> None:
+    upstream = '[[upstreams]]\nnetwork = "ethereum/mainnet"\nurl = "https://a.example.com"\n'
+    upstream += f'cost = "{cost}"\n' if cost else ""
+    assert_reported(write, f'{upstream}[[cost_routing]]\nnetwork = "ethereum/mainnet"\n{policies}\n', fault)
 
 
 @pytest.mark.parametrize(
@@ -375,7 +407,7 @@ def test_unknown_networks_are_reported_with_all_other_faults(write: Write) -> No
         """)
     with pytest.raises(StartError) as failed:
         settings.load_with_tables(path, environ=GIVEN)
-    found = {fault.split(": ")[0] for fault in failed.value.faults}
+    found = {fault.split(": ")[fault.startswith(f"{path}:")] for fault in failed.value.faults}
     assert found >= {
         *("server.port", "follower.networks", "follower.networks.2", "follower.start", "prices.feeds"),
         *("upstreams.0", "upstreams.0.network", "upstreams.1.network", "upstreams.2.network"),
@@ -501,7 +533,8 @@ def test_check_names_every_fault_and_exits_with_status_two(write: Write) -> None
     path = write('[server]\nport = "x"\n[[upstreams]]\nnetwork = "no/where"\nurl = "https://example.com"\n')
     done = command("check", "--config", str(path), env={**GIVEN, "PENSTOCK_LOG__LEVEL": "loud"})
     assert (done.returncode, done.stdout) == (2, "")
-    named = {line.split(": ")[1] for line in done.stderr.splitlines()}
+    lines = [line.removeprefix("penstock: ") for line in done.stderr.splitlines()]
+    named = {line.split(": ")[line.startswith(f"{path}:")] for line in lines}
     assert named == {"log.level", "server.port", "upstreams.0.network"}
 
 
@@ -559,3 +592,15 @@ def test_paymaster_needs_exactly_one_source_for_its_key(write: Write) -> None:
     for text in (PAYMASTER, PAYMASTER + 'signer_env = "A"\nsigner_file = "b"'):
         assert faults(write(text))[0].startswith("paymasters.0")
     assert faults(write(PAYMASTER + 'signer_env = "PENSTOCK_SIGNER"'))[0].startswith("paymasters.0.signer_env")
+
+
+def test_check_names_the_file_and_the_line_of_each_fault(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(
+        '[[upstreams]]\nnetwork = "ethereum/mainnet"\nurl = "https://a.example.com"\nshadow = 0.1\n\n'
+        '[[routing]]\nnetwork = "ethereum/mainnet"\nabove = { error_rate = 1.5 }\n'
+    )
+    first = path.read_text().splitlines().index("shadow = 0.1") + 1
+    assert main(["check", "--config", str(path)]) == 2
+    printed = capsys.readouterr().err
+    assert f"{path}:{first}: upstreams.0.shadow: needs a limit" in printed
+    assert f"{path}:{first + 4}: routing.0.above.error_rate: can never match" in printed

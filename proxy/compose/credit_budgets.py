@@ -34,6 +34,7 @@ def budget_of(given: UpstreamSettings, upstream_id: str) -> CreditBudget | None:
         hard=terms.hard,
         billing_day=given.billing_day,
         paced=terms.paced,
+        account_share=terms.account_share,
     )
 
 

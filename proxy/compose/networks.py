@@ -25,6 +25,7 @@ from proxy.core.heads import NetworkHead
 from proxy.core.limits import CallRate, ProcessRate
 from proxy.core.pace import MethodLimit
 from proxy.core.rest_routes import RestTransport
+from proxy.core.routing import USUAL_COSTS, CostPolicy
 from proxy.core.routing_rules import RoutingRule, RuleTerms
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.services.bundler import bundler_policies
@@ -132,11 +133,14 @@ class NetworkBuilder:
                 exchange=self._exchange,
                 writes=self._writes(network, takers),
                 methods=tuple(self._tables.methods[network.family]),
+                costs=_cost_policy(self._settings, name),
             )
             tried = [each for each in calls if each not in taken]
             built = [*zip(takers, taken, strict=True), *zip(self._upstreams(network, tried), tried, strict=True)]
             self._shadows[name] = [
-                Shadow(upstream, given.shadow, state) for upstream, (_, given) in built if given.shadow
+                Shadow(upstream, given.shadow, state, frozenset(given.trial_without))
+                for upstream, (_, given) in built
+                if given.shadow
             ]
             state.observe_reads(self._shadows[name])
         return found
@@ -384,6 +388,11 @@ def _as_upstream(given: BundlerSettings | RelaySettings) -> UpstreamSettings:
     taken = {each.name for each in fields(UpstreamSettings)}
     common = {each.name: getattr(given, each.name) for each in fields(given) if each.name in taken}
     return UpstreamSettings(**common, batch=1, depth=1)
+
+
+def _cost_policy(settings: Settings, network_id: str) -> CostPolicy:
+    found = [each for each in settings.cost_routing if each.network == network_id]
+    return CostPolicy(found[0].equally_fast, found[0].ms_per_cent) if found else USUAL_COSTS
 
 
 def rules_of(given: Sequence[RoutingSettings], network_id: str) -> list[RoutingRule]:

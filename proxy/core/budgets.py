@@ -6,7 +6,8 @@ calls go on, and once it is used up its upstreams are chosen last.
 
 A lease is as much as was spent lately, so that calls rarely wait for one, and at most a small part of what is left, so that
 little is unused when the budget ends. A *paced* budget of a month allows each day's part of it only on that day or later, so
-that it lasts to the end of the month.
+that it lasts to the end of the month. With an *account share*, an account that has used that part of a hard budget gets no more
+of it, so that one client does not use up what is meant for all. What accounts have used is known some seconds later.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class CreditBudget:
         "_spent_lately",
         "_ticked_at",
         "_waiting",
+        "account_share",
         "allowance",
         "billing_day",
         "hard",
@@ -40,6 +42,7 @@ class CreditBudget:
         "limit",
         "name",
         "on_short",
+        "over_accounts",
         "own_limit",
         "paced",
         "per",
@@ -48,9 +51,21 @@ class CreditBudget:
     )
 
     def __init__(
-        self, name: str, limit: int, *, per: BudgetPeriod, hard: bool, billing_day: int = 1, paced: bool = False
+        self,
+        name: str,
+        limit: int,
+        *,
+        per: BudgetPeriod,
+        hard: bool,
+        billing_day: int = 1,
+        paced: bool = False,
+        account_share: float = 1.0,
     ) -> None:
+        """`account_share`: the most part of it that one account may use."""
         self.paced = paced
+        self.account_share = account_share
+        # Accounts that have used that part in this period.
+        self.over_accounts: frozenset[str] = frozenset()
         self.name = name
         # That of the settings, and the one that holds.
         self.own_limit = self.limit = limit
@@ -140,6 +155,16 @@ class CreditBudget:
         self.left = 0
         self.remaining = self.allowance = self.limit
         self.is_over = False
+        self.over_accounts = frozenset()
+
+    @property
+    def most_of_account(self) -> int:
+        """The credits that one account may use."""
+        return int(self.limit * self.account_share)
+
+    def accounts_spent(self, over: frozenset[str]) -> None:
+        """These accounts have used what one may use."""
+        self.over_accounts = over
 
     def limit_to(self, limit: int | None) -> None:
         """An operator has set another limit, or, with None, that of the settings. `allow` makes it hold."""

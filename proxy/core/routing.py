@@ -7,7 +7,7 @@ with every call; an `UpstreamGroup` is the upstreams of one network and chooses 
 score, which estimates the wait. So upstreams that are equally fast share calls by weight, a slow or loaded one is avoided, and
 the one with the best score does not get the calls of all workers at once.
 *Cost.* Among upstreams that are equally fast, the one whose provider bills least for the call is taken. An own node costs
-nothing.
+nothing. A `CostPolicy` says what is equally fast, or how long a call may wait to save a cent.
 *Lag.* An upstream behind the network's head by more than the allowance takes no reads until it has caught up.
 *Standing.* An upstream of another chain, or on another branch than most, takes no calls at all, and none before its chain was
 checked.
@@ -20,12 +20,15 @@ one takes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
+from proxy.core.credits import NANOS_PER_USD
 from proxy.core.upstream_health import UpstreamHealth
 
 # The first of two candidates is taken unless its score is worse than the second's by more than this factor.
 EQUALLY_FAST = 1.5
+NANOS_PER_CENT: Final = NANOS_PER_USD // 100
 # A hedge is sent when a call takes longer than this quantile of recent ones, within these bounds.
 HEDGE_QUANTILE = 0.95
 HEDGE_FLOOR_S = 0.05
@@ -42,6 +45,23 @@ CONCESSIONS: Final[tuple[Concession, ...]] = (
     (False, False, True),
     (False, True, True),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class CostPolicy:
+    """How a network's calls are sent to cheap upstreams. `equally_fast`: upstreams are if their expected waits differ by a
+    smaller factor. `ms_per_cent`: the wait that is as bad as a cost of one US cent; 0.0: cost only decides among those that are
+    equally fast."""
+
+    equally_fast: float = EQUALLY_FAST
+    ms_per_cent: float = 0.0
+
+    def wait_for(self, nanos: int) -> float:
+        """The seconds that are as bad as this cost."""
+        return nanos * self.ms_per_cent / (NANOS_PER_CENT * 1000)
+
+
+USUAL_COSTS: Final = CostPolicy()
 
 
 class UpstreamNeeds:
@@ -75,16 +95,19 @@ class UpstreamNeeds:
 class UpstreamGroup:
     """The upstreams of one network."""
 
-    __slots__ = ("_canaries", "_draw", "_due", "_even", "_has_prices", "members")
+    __slots__ = ("_canaries", "_costs", "_draw", "_due", "_even", "_has_prices", "has_account_shares", "members")
 
-    def __init__(self, members: Sequence[UpstreamHealth]) -> None:
+    def __init__(self, members: Sequence[UpstreamHealth], costs: CostPolicy = USUAL_COSTS) -> None:
         self.members = tuple(members)
+        self._costs = costs
         self._draw = 1
         self._even = len({member.weight for member in members}) < 2
         # Those that may have a part of the calls only, and the part of a call that is due to each.
         self._canaries = tuple(member for member in members if member.share < 1.0)
         self._due = [0.0] * len(self._canaries)
         self._has_prices = any(member.meter is not None for member in members)
+        budgets = [member.meter.budget for member in members if member.meter is not None]
+        self.has_account_shares = any(budget is not None and budget.account_share < 1.0 for budget in budgets)
 
     def __repr__(self) -> str:
         return f"<UpstreamGroup {', '.join(member.label for member in self.members)}>"
@@ -113,7 +136,16 @@ class UpstreamGroup:
             return fit[0]
         tier = min(member.tier for member in fit)
         fit = [member for member in fit if member.tier == tier]
-        return self._better_of_two(_cheapest(fit, needs) if self._has_prices else fit)
+        return self._better_of_two(_cheapest(fit, needs, self._costs) if self._has_prices else fit)
+
+    def used_up_by(self, account: str) -> int:
+        """The upstreams of whose budget this account has used its part, as a bit set of indexes."""
+        found = 0
+        for member in self.members:
+            budget = None if member.meter is None else member.meter.budget
+            if budget is not None and account in budget.over_accounts:
+                found |= 1 << member.index
+        return found
 
     def _others(self) -> int:
         """The canaries that this call is not due to, as a bit set of indexes."""
@@ -194,16 +226,23 @@ class UpstreamGroup:
         return min(max(quantile, HEDGE_FLOOR_S), HEDGE_CEILING_S)
 
 
-def _cheapest(fit: list[UpstreamHealth], needs: UpstreamNeeds) -> list[UpstreamHealth]:
-    """Of those that are equally fast, the ones whose provider bills least for the call. One that is loaded is not fast."""
-    slowest = min([member.score() for member in fit]) * EQUALLY_FAST
+def _cheapest(fit: list[UpstreamHealth], needs: UpstreamNeeds, policy: CostPolicy) -> list[UpstreamHealth]:
+    """Of those that are equally fast, the ones whose provider bills least for the call. One that is loaded is not fast. If a
+    cent is worth some wait, those whose wait and cost together are least, with others that are as fast at the same cost."""
     costs = [
-        (0 if member.meter is None else member.meter.cost_of(needs.method, archive=needs.archive), member)
+        (
+            0 if member.meter is None else member.meter.cost_of(needs.method, archive=needs.archive),
+            member.score(),
+            member,
+        )
         for member in fit
-        if member.score() <= slowest
     ]
-    least = min([cost for cost, _ in costs])
-    return [member for cost, member in costs if cost == least]
+    if policy.ms_per_cent:
+        _, least, fastest = min([(policy.wait_for(cost) + wait, cost, wait) for cost, wait, _ in costs])
+    else:
+        fastest = min([wait for _, wait, _ in costs])
+        least = min([cost for cost, wait, _ in costs if wait <= fastest * policy.equally_fast])
+    return [member for cost, wait, member in costs if cost == least and wait <= fastest * policy.equally_fast]
 
 
 def _drawn(fit: list[UpstreamHealth], draw: int) -> UpstreamHealth:

@@ -22,6 +22,8 @@ from proxy.tasks import until_set
 
 log = logging.getLogger("penstock.budgets")
 
+# How often the spending of accounts is read, for budgets of which one account may use a part only.
+ACCOUNTS_S = 10.0
 # How long to wait after Postgres did not answer.
 RETRY_S = 1.0
 
@@ -36,8 +38,11 @@ class Budgets:
         store: SpendingStore,
         healths: Iterable[UpstreamHealth],
         clock: Callable[[], datetime.datetime] = _today,
+        *,
+        accounts_s: float = ACCOUNTS_S,
     ) -> None:
-        """`healths`: those of all upstreams. `clock`: the time in UTC."""
+        """`healths`: those of all upstreams. `clock`: the time in UTC. `accounts_s`: how often accounts' spending is read."""
+        self._accounts_s = accounts_s
         self._store = store
         self._clock = clock
         self._healths: dict[CreditBudget, list[UpstreamHealth]] = {}
@@ -50,6 +55,8 @@ class Budgets:
         self._wake = asyncio.Event()
         # When the limits that operators have set were read.
         self._limits_read_at = -math.inf
+        # When the spending of accounts was read.
+        self._accounts_read_at = -math.inf
         # The budgets that were warned about in their present period.
         self._warned: dict[CreditBudget, datetime.date] = {}
         for budget in self._healths:
@@ -98,6 +105,18 @@ class Budgets:
             for health in healths:
                 health.budget_changed(is_over=budget.is_over)
             self._report(budget, healths, now)
+        await self._read_accounts(now.timestamp())
+
+    async def _read_accounts(self, now: float) -> None:
+        """Find out which accounts have used their part of a budget."""
+        if now - self._accounts_read_at < self._accounts_s:
+            return
+        self._accounts_read_at = now
+        for budget, healths in self._healths.items():
+            if budget.account_share < 1.0 and healths:
+                labels = sorted({health.label for health in healths})
+                found = await self._store.accounts_over(labels, budget.period, budget.most_of_account)
+                budget.accounts_spent(found)
 
     async def _read_limits(self, now: float) -> None:
         """Operators change limits rarely, and a lease must not take two queries."""

@@ -6,7 +6,7 @@ They work on plain data, so that their faults are reported together with schema 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +21,7 @@ from proxy.core.routing_rules import fits
 from proxy.settings.sections import (
     BudgetSettings,
     BundlerSettings,
+    CostRoutingSettings,
     FixedPrice,
     IndexDatabaseSettings,
     PaymasterSettings,
@@ -49,6 +50,7 @@ _NAMING: dict[
         | FixedPrice
         | VerifySettings
         | RoutingSettings
+        | CostRoutingSettings
         | ReplySettings
     ],
 ] = {
@@ -58,6 +60,7 @@ _NAMING: dict[
     "paymasters": PaymasterSettings,
     "verify": VerifySettings,
     "routing": RoutingSettings,
+    "cost_routing": CostRoutingSettings,
     "replies": ReplySettings,
     "prices.feeds": PriceFeed,
     "prices.fixed": FixedPrice,
@@ -92,6 +95,7 @@ def network_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
     yield from _call_faults(tree, tables)
     yield from _verify_faults(tree, tables)
     yield from _routing_faults(tree, tables)
+    yield from _cost_routing_faults(tree)
     yield from _reply_faults(tree, tables)
     yield from _shadow_faults(tree)
 
@@ -126,6 +130,8 @@ def _cost_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
             yield f"upstreams.{place}.budget: needs cost or credits, because it is counted in credits"
         if each.budget.paced and each.budget.per != "month":
             yield f'upstreams.{place}.budget.paced: is for budgets of a month: leave it out, or set per = "month"'
+        if each.budget.account_share < 1.0 and not each.budget.hard:
+            yield f"upstreams.{place}.budget.account_share: is for hard budgets: leave it out, or set hard = true"
         terms = each.budget, each.billing_day, each.included_credits
         if each.budget.shared and shared.setdefault(each.budget.shared, terms) != terms:
             yield (
@@ -187,6 +193,8 @@ def _shadow_faults(tree: Mapping[str, Any]) -> Iterator[str]:
     """Report upstreams on trial without a limit, or on a network that has no other upstream."""
     upstreams = list(_listed(tree, "upstreams", UpstreamSettings))
     for place, each in upstreams:
+        if each.trial_without and not each.shadow:
+            yield f"upstreams.{place}.trial_without: needs shadow: it is about the reads of a trial"
         if each.canary and not each.shadow:
             yield f"upstreams.{place}.canary: needs shadow, such as 0.05, because each step follows from a trial"
         if not each.shadow:
@@ -245,12 +253,40 @@ def _routing_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
             found for _, found in _listed(tree, "upstreams", UpstreamSettings) if found.network == each.network
         ]
         known = {label for found in upstreams for label in found.own_labels}
+        yield from _unmet_rule(place, each, upstreams, known)
         for name, labels in named.items():
             for label in labels:
                 # The client is known once an upstream has named it.
                 if upstreams and label not in known and not label.startswith("client="):
                     listed = ", ".join(sorted(known)) or "none"
                     yield f"routing.{place}.{name}: no upstream of {each.network} has the label {label}; there are: {listed}"
+
+
+def _unmet_rule(
+    place: int, rule: RoutingSettings, upstreams: Sequence[UpstreamSettings], known: Collection[str]
+) -> Iterator[str]:
+    """Report labels that upstreams have, but none has all of them, and limits of a cost that none has."""
+    for name, labels in (("require", rule.require), ("labels", rule.labels)):
+        named = {label for label in labels if not label.startswith("client=")}
+        if named <= {*known} and upstreams and not any(named <= found.own_labels for found in upstreams):
+            yield f"routing.{place}.{name}: can never match: no upstream of {rule.network} has all of {', '.join(labels)}"
+    meant = [found for found in upstreams if found.own_labels.issuperset(rule.labels)]
+    if "cost_usd" in rule.above and meant and not any(found.is_metered for found in meant):
+        yield f"routing.{place}.above.cost_usd: can never match: no upstream that the rule is for has a cost"
+
+
+def _cost_routing_faults(tree: Mapping[str, Any]) -> Iterator[str]:
+    """Report policies that change nothing, because another one or no cost is there."""
+    seen = set()
+    for place, each in _listed(tree, "cost_routing", CostRoutingSettings):
+        if each.network in seen:
+            yield f"cost_routing.{place}.network: {each.network} has another policy"
+        seen.add(each.network)
+        upstreams = [
+            found for _, found in _listed(tree, "upstreams", UpstreamSettings) if found.network == each.network
+        ]
+        if upstreams and not any(found.is_metered for found in upstreams):
+            yield f"cost_routing.{place}: changes nothing: no upstream of {each.network} has a cost"
 
 
 def _quorum_faults(tree: Mapping[str, Any], tables: Tables, place: int, rule: VerifySettings) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -51,6 +52,11 @@ _NOT_SETTINGS = frozenset(
 )
 
 
+# The name of a setting at the beginning of a fault, and URLs that stand for one upstream.
+_SETTING = re.compile(r"[a-z][a-z0-9_]*(\.[\w*/-]+)*")
+_OWN_URL = re.compile(r"(https?|wss?):")
+
+
 def load(
     path: Path | None = None,
     *,
@@ -67,7 +73,34 @@ def load(
 
 
 def load_with_tables(path: Path | None, *, environ: Mapping[str, str]) -> tuple[Settings, Tables]:
-    """Return the effective settings and the data files, or raise StartError with the faults of both."""
+    """Return the effective settings and the data files, or raise StartError with the faults of both, and their lines."""
+    try:
+        return _load_with_tables(path, environ)
+    except StartError as exc:
+        if path is None:
+            raise
+        raise StartError(_with_lines(path, exc.faults)) from None
+
+
+def _with_lines(path: Path, faults: Sequence[str]) -> list[str]:
+    """The faults, those about keys of the operator's file with its line."""
+    try:
+        text, given = path.read_text("utf-8"), read(path)
+    except (OSError, UnicodeDecodeError, StartError):
+        return [*faults]
+    upstreams = [each for each in given.get("upstreams", ()) if isinstance(each, Mapping)]
+    # Other URLs stand for several upstreams, so the positions of those after them are others.
+    is_expanded = any(not _OWN_URL.match(str(each.get("url", "http:"))) for each in upstreams)
+    found = []
+    for fault in faults:
+        name = fault.partition(": ")[0]
+        is_moved = is_expanded and name.startswith("upstreams.")
+        line = line_of(text, name) if _SETTING.fullmatch(name) and not is_moved else None
+        found.append(fault if line is None else f"{path}:{line}: {fault}")
+    return found
+
+
+def _load_with_tables(path: Path | None, environ: Mapping[str, str]) -> tuple[Settings, Tables]:
     tree, faults = _tree(path, environ, {})
     tables = None
     try:
@@ -147,7 +180,10 @@ def from_tree(tree: Mapping[str, Any], *, faults: list[str] | None = None) -> Se
     # Not strict, because the schema accepts 8545.0 as an integer.
     lists: dict[str, Any] = {
         name: []
-        for name in ("databases", "upstreams", "bundlers", "relays", "paymasters", "verify", "routing", "replies")
+        for name in (
+            *("databases", "upstreams", "bundlers", "relays", "paymasters"),
+            *("verify", "routing", "cost_routing", "replies"),
+        )
     }
     return msgspec.convert({**lists, **tree, "tree": tree}, Settings, strict=False)
 

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from proxy.core.data_bounds import DataKind
 from proxy.core.node_operators import operator_of
+from proxy.core.routing import EQUALLY_FAST
 from proxy.core.routing_rules import RuleTerms
 
 
@@ -366,6 +367,8 @@ class BudgetSettings:
     hard: bool = True
     paced: bool = False
     shared: str = ""
+    # The most part of it that one account may use.
+    account_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -391,6 +394,8 @@ class UpstreamSettings(LinkSettings):
     budget: BudgetSettings | None = None
     shadow: float = 0.0
     canary: bool = False
+    # Ids of accounts whose reads are not used for its trial.
+    trial_without: tuple[str, ...] = ()
 
     @property
     def is_metered(self) -> bool:
@@ -476,6 +481,15 @@ class RoutingSettings(RuleTerms):
 
 
 @dataclass(frozen=True, slots=True)
+class CostRoutingSettings:
+    """How much latency a cent is worth on a network: see `core/routing.CostPolicy`."""
+
+    network: str
+    equally_fast: float = EQUALLY_FAST
+    ms_per_cent: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All settings. `tree` holds the same values as plain data, for printing and for passing to workers."""
 
@@ -511,6 +525,7 @@ class Settings:
     paymasters: tuple[PaymasterSettings, ...]
     verify: tuple[VerifySettings, ...]
     routing: tuple[RoutingSettings, ...]
+    cost_routing: tuple[CostRoutingSettings, ...]
     replies: tuple[ReplySettings, ...]
     tree: Mapping[str, Any]
 

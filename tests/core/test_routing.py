@@ -16,7 +16,8 @@ from proxy.core.latency_histogram import ENOUGH_SAMPLES, FORGET_AT
 from proxy.core.limits import ProcessRate
 from proxy.core.pace import LONGEST_REST_S, PACED_S
 from proxy.core.retry_budget import OWN_RETRIES, OWN_RETRIES_PER_S, RetryBudget
-from proxy.core.routing import HEDGE_CEILING_S, HEDGE_FLOOR_S, UpstreamGroup
+from proxy.core.routing import HEDGE_CEILING_S, HEDGE_FLOOR_S, CostPolicy, UpstreamGroup
+from proxy.core.routing_rules import RoutingRule, exclusions, steered
 from proxy.core.upstream_health import (
     FAILURES_IN_A_ROW,
     FIRST_PAUSE_S,
@@ -527,6 +528,28 @@ def test_call_is_late_by_the_usual_latency_of_its_upstream(took_s: float, late_s
     assert health.late_after_s() == pytest.approx(late_s)
 
 
+def test_upstream_that_a_rule_gives_no_calls_is_forgiven_its_failures_while_polls_succeed() -> None:
+    (health,) = healths({})
+    rule = RoutingRule(number=1, above={"error_rate": 0.2})
+    for _ in range(8):
+        health.count_failure(0.0)
+    assert steered([rule], [health], "") == (0, 1)
+    health.judged(tuple(exclusions([rule], health, 0).values()))
+    for poll in range(30):
+        health.head_reported(0.01, float(poll))
+    assert steered([rule], [health], "") == (0, 0)
+
+
+def test_failures_of_calls_count_although_polls_succeed() -> None:
+    (health,) = healths({})
+    health.judged(("excluded by rule 1: 40% of its calls fail",))
+    for poll in range(40):
+        health.count_failure(float(poll))
+        health.pause_s = 0.0
+        health.head_reported(0.01, float(poll))
+    assert health.failing_share > 0.8
+
+
 # Cost
 
 
@@ -558,3 +581,31 @@ def test_loaded_upstream_is_not_taken_because_it_is_cheap() -> None:
     members = [priced("dear", 0, eth_call=26), UpstreamHealth("own", index=1)]
     members[1].inflight = 5
     assert UpstreamGroup(members).choose(0.0, "eth_call") is members[0]
+
+
+@pytest.mark.parametrize(
+    ("policy", "own_s", "chosen"),
+    [
+        (CostPolicy(), 0.010, "own"),
+        (CostPolicy(), 0.030, "paid"),
+        (CostPolicy(equally_fast=4.0), 0.030, "own"),
+        (CostPolicy(equally_fast=1.0), 0.011, "paid"),
+        # A call costs 0.0026 cents: 26 ms at 10,000 ms for a cent.
+        (CostPolicy(ms_per_cent=10_000), 0.030, "own"),
+        (CostPolicy(ms_per_cent=10_000), 0.040, "paid"),
+        (CostPolicy(ms_per_cent=100), 0.011, "paid"),
+        (CostPolicy(ms_per_cent=100), 0.010, "own"),
+    ],
+)
+def test_policy_says_how_much_latency_a_cent_is_worth(policy: CostPolicy, own_s: float, chosen: str) -> None:
+    members = [priced("paid", 0, eth_call=26), UpstreamHealth("own", index=1)]
+    members[0].latency_s, members[1].latency_s = 0.010, own_s
+    group = UpstreamGroup(members, policy)
+    assert {found.label for _ in range(20) if (found := group.choose(0.0, "eth_call"))} == {chosen}
+
+
+def test_upstreams_of_one_price_share_calls_if_a_cent_is_worth_some_latency() -> None:
+    members = [UpstreamHealth("one", index=0), UpstreamHealth("two", index=1), priced("paid", 2, eth_call=26)]
+    members[1].latency_s = 0.011
+    group = UpstreamGroup(members, CostPolicy(ms_per_cent=10_000))
+    assert {found.label for _ in range(40) if (found := group.choose(0.0, "eth_call"))} == {"one", "two"}

@@ -15,7 +15,7 @@ from aiohttp import web
 from proxy.core.routing import HEDGE_CEILING_S, HEDGE_FLOOR_S
 from proxy.store.postgres.spending import SpendingStore
 from tests.database import Server
-from tests.http_client import rpc
+from tests.http_client import Reply, rpc
 from tests.metering_upstream import MeteringUpstream, billing_by
 from tests.rpc_harness import rpc_harness
 from tests.rpc_upstreams import Chain, ScriptedUpstream, scripted
@@ -34,7 +34,12 @@ async def hosts(server: Server, count: int, given: list[dict[str, Any]]) -> Asyn
         found = []
         for _ in range(count):
             worker = await stack.enter_async_context(
-                running_worker({LIVE: given}, database={"url": server.url(name)}, cache={"enabled": False})
+                running_worker(
+                    {LIVE: given},
+                    database={"url": server.url(name)},
+                    cache={"enabled": False},
+                    usage={"flush_s": 0.2},
+                )
             )
             await worker.app.pool.open()
             await worker.app.budgets.start()
@@ -237,3 +242,35 @@ async def test_upstream_on_trial_has_a_budget_of_its_own(server: Server) -> None
                 assert (await worker.send(body)).status == 200
             await until(lambda: shadow.trial.total.reads + shadow.trial.skipped >= 20)
             assert 0 < shadow.trial.total.reads == tried.billed // 20 <= 10
+
+
+async def test_account_that_has_used_its_share_leaves_the_rest_to_others(server: Server) -> None:
+    chain = Chain()
+    async with scripted(1, chain, billing_by("alchemy")) as (stub,):
+        assert isinstance(stub, MeteringUpstream)
+        given = [{"url": stub.url, "cost": "alchemy", "budget": {"credits": LIMIT, "account_share": 0.2}}]
+        async with hosts(server, 2, given) as workers:
+            for worker in workers:
+                worker.app.tasks.start("spending", worker.app.spending.run)
+                worker.app.budgets._accounts_s = 0.2
+                worker.add_key("greedy")
+
+            async def call(worker: Worker, number: int, key: str) -> Reply:
+                body = rpc("eth_call", [{"to": ADDRESS, "data": hex(number)}, "latest"])
+                return await worker.send(body, key=key)
+
+            async def is_refused() -> bool:
+                """Half of the calls on each host, as slowly as is needed to read what was spent."""
+                await asyncio.sleep(0.02)
+                replies = [
+                    await call(worker, stub.billed * 2 + place, "greedy") for place, worker in enumerate(workers)
+                ]
+                return all(reply.status == 503 for reply in replies)
+
+            await until(is_refused, within_s=60)
+            used = stub.billed
+            assert 0.2 * LIMIT <= used <= 0.5 * LIMIT, "what is spent is known a little later"
+            reply = await call(workers[0], 1, "greedy")
+            assert "your account has used its part of the budget of upstreams" in reply.json["error"]["message"]
+            for number in range(100, 120):
+                assert (await call(workers[number % 2], number, "main")).status == 200

@@ -180,6 +180,8 @@ class Dispatcher(FlightHandler):
         reason = f"no upstream of {self.state.network_id} accepts calls{at_cost} at the moment"
         if required := required_labels(flight.call):
             reason = f"no upstream of {self.state.network_id} with the labels {required} accepts calls at the moment"
+        elif self.state.group.has_account_shares and self.state.group.used_up_by(flight.call.client):
+            reason = f"{reason}: your account has used its part of the budget of upstreams"
         elif excluded := sorted({*exclusions_for(self.state, flight.call)}):
             reason = f"{reason}: {'; '.join(excluded)}"
         self.complete_with_fault(flight, Unavailable(reason, reason="upstream"))
@@ -644,6 +646,8 @@ def choose_upstream(state: NetworkState, call: Call, now: float, tried: int) -> 
     """The best upstream, if there is one. `tried`: those to leave out, as a bit set of their indexes."""
     if call.directives is not None:
         tried |= _left_out(state, call, call.directives)
+    if state.group.has_account_shares:
+        tried |= state.group.used_up_by(call.client)
     if call.policy.rules:
         never, last = steered(
             call.policy.rules,

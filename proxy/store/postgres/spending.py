@@ -5,7 +5,7 @@ A process that does not learn whether a batch was committed sends it again with 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from proxy.core.credits import Spender, Spent
@@ -82,6 +82,12 @@ class SpendingStore:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             rows = await connection.fetch(sql.spending.used, list(budgets), list(budgets.values()))
         return dict.fromkeys(budgets, 0) | {row["budget"]: row["used"] for row in rows}
+
+    async def accounts_over(self, upstreams: Sequence[str], since: datetime.date, credits_: int) -> frozenset[str]:
+        """The accounts that have spent so many credits on these upstreams since a day."""
+        async with self._pool.connection(within_s=PATIENT_S) as connection:
+            rows = await connection.fetch(sql.spending.accounts_over, list(upstreams), since, credits_)
+        return frozenset(row["account_id"] for row in rows)
 
     async def limits(self) -> dict[str, dict[str, Any]]:
         """The limits that operators have set in place of those in the settings, by budget."""

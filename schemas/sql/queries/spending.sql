@@ -63,6 +63,12 @@ update budget_periods set used = greatest(0, used - $3) where budget = $1 and be
 select b.budget, b.used from budget_periods b
 join unnest($1::text[], $2::date[]) as given (budget, begins) on (b.budget, b.begins) = (given.budget, given.begins);
 
+-- accounts_over
+-- The accounts that have spent at least $3 credits on these upstreams since a day.
+select account_id from spending
+where upstream = any($1::text[]) and day >= $2 and account_id <> ''
+group by 1 having sum(credits) >= $3;
+
 -- limits
 -- The limits that operators have set.
 select budget, credits, set_by, set_at from budget_limits;
