@@ -1,4 +1,4 @@
-"""What an upstream on trial costs clients: `python -m bench.shadow` (about a minute).
+"""The cost of a trial for clients: `python -m bench.shadow` (about a minute).
 
 Two workers serve the same calls at a fixed rate, one after the other in short rounds. One of them also sends a tenth of the
 reads to a candidate and compares the replies. The figures are the ratios of the p99 that clients see and of the worker's CPU
@@ -23,7 +23,7 @@ from bench.processes import StartFailed
 from tests.web.worker import LIVE, NO_CACHE, running_worker
 
 SHARE = 0.1
-# Of one core's capacity, so that neither worker is overloaded.
+# Far below what one core serves, so that neither worker is overloaded.
 RATE, CONNECTIONS = 800.0, 32
 SECONDS, WARMUP_S = 2.5, 0.3
 START_S = 30.0

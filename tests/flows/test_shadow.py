@@ -175,8 +175,8 @@ async def test_limits_of_the_candidate_are_respected() -> None:
 # Two real nodes
 
 
-# For a long form of the test, set more. Each round of reads has about 210.
-READS = int(os.environ.get("PENSTOCK_SHADOWED_READS", "200"))
+# For a long form of the test, set more. Each round of reads has about 210. Commands would take the variable for a setting.
+READS = int(os.environ.pop("PENSTOCK_SHADOWED_READS", "200"))
 
 
 class PlantingProxy:
