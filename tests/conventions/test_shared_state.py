@@ -14,7 +14,7 @@ from tests.conventions.shared_state import found
 BY_ACCOUNT = {
     "connection_queue:ConnectionQueue": "a client holds no more places than are free, and has a queue of its own",
     "core/trials:MethodTrial": "counts, and eight names of members",
-    "core/trials:Trial": "one entry for each method of the family",
+    "core/trials:Trial": "one entry for each method of the family, and four accounts for each outcome",
     "core/data_bounds:DataBounds": "one entry for each kind of data",
     "core/batch_sizes:BatchSizes._smaller": "one entry for each client, 10,000 clients",
     "core/caching:OwnedBytes": "bytes by account, in 256 places",
