@@ -49,17 +49,13 @@ class Probe:
                 return None
             self._meter.began(self._spender)
         (self._upstream.submit if beside else self._upstream.probe)(self, self._body)
-        # A timer costs a tenth of `asyncio.timeout`, and trials make many probes.
-        timer = asyncio.get_running_loop().call_later(within_s, self._give_up)
         try:
-            return await self._result
-        finally:
-            timer.cancel()
-
-    def _give_up(self) -> None:
-        if self._upstream.leave(self) and self._meter is not None:
-            self._meter.not_sent(self._spender)
-        self._settle(None)
+            async with asyncio.timeout(within_s):
+                return await self._result
+        except TimeoutError:
+            if self._upstream.leave(self) and self._meter is not None:
+                self._meter.not_sent(self._spender)
+            return None
 
     def on_reply(self, connection: UpstreamConnection, headers: ReplyHeaders, body: bytes) -> None:
         self.on_late(connection.upstream, headers, body)
