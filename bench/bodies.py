@@ -26,8 +26,8 @@ def small() -> str:
 
 
 def bitcoin() -> str:
-    """A small call to a node of Bitcoin."""
-    return _call("gettxout", f'"{MARKER.rjust(64, "0")}",0,true')
+    """A small call to a node of Bitcoin, in the envelope of its clients."""
+    return f'{{"jsonrpc":"1.0","id":{MARKER},"method":"gettxout","params":["{MARKER.rjust(64, "0")}",0,true]}}'
 
 
 def same() -> str:

@@ -29,12 +29,21 @@ from bench.warm_leases import lease_all
 from proxy.store.shared_memory.leased_buckets import LeasedBuckets
 from tests.web.worker import LIVE, NO_CACHE, running_worker
 
-COUNTS = {"small": 2000, "path-key": 2000, "shared-limits": 2000, "hit": 2000, "batch": 400}
+COUNTS = {
+    "small": 2000,
+    "path-key": 2000,
+    "shared-limits": 2000,
+    "bitcoin": 2000,
+    "hit": 2000,
+    "rest-hit": 2000,
+    "batch": 400,
+}
 # Cases that are compared with another one.
-BASES = {"path-key": "small", "shared-limits": "small"}
+BASES = {"path-key": "small", "shared-limits": "small", "bitcoin": "small", "rest-hit": "hit"}
 # Settings of a case.
 SETTINGS: dict[str, dict[str, Any]] = {
     "hit": {},
+    "rest-hit": {},
     "shared-limits": {**NO_CACHE, "valkey": {"limits_url": "valkey://127.0.0.1:1"}},
 }
 CALLGRIND = ("valgrind", "-q", "--tool=callgrind", "--collect-atstart=no", "--toggle-collect=uv__read")
@@ -106,10 +115,10 @@ async def _serve(name: str, workdir: Path) -> None:
     case = next(case for case in cases.CASES if case.name == name)
     stub = Stub("small", size=66)
     stub.start(0, port=0, workdir=workdir)
-    upstreams = {LIVE: [{"url": stub.url, "connections": 1024}]}
+    upstreams = {case.network: [{"url": stub.url, "connections": 1024}]}
     try:
         async with running_worker(upstreams, rpc={"depth": 1}, **SETTINGS.get(name, NO_CACHE)) as worker:
-            await worker.app.plane.trackers[LIVE].look()
+            await worker.app.plane.trackers[case.network].look()
             if isinstance(worker.app.admission.buckets, LeasedBuckets):
                 lease_all(worker.app.admission.buckets)
             worker.add_key("open", allow_in_url=True)

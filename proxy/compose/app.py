@@ -73,6 +73,7 @@ from proxy.web.front.front_connection import FrontConnection
 from proxy.web.front.front_context import FrontContext
 from proxy.web.front.handler_connection import require_c_parser
 from proxy.web.front.request_headers import RequestHeaderReader
+from proxy.web.front.rest_requests import RouteRequestReader
 from proxy.web.front.tls_listener import TlsListener
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.request_targets import TargetReader
@@ -383,12 +384,20 @@ class App:
         return ClientSockets(context, self.keyring)
 
     def _head_reader(self) -> RequestHeaderReader:
-        paths = {
-            f"{routes.BASE}/{stem}/{chain}/{network.name}": route
+        named = {
+            (stem, f"{chain}/{network.name}"): route
             for stem, found in (("rpc", self.networks), ("bundler", self.smart_wallets.bundlers))
             for network in self._tables.chains.networks()
-            if (route := found.find(network)) is not None and (stem != "rpc" or family_of(network).rest is None)
+            if (route := found.find(network)) is not None
             for chain in (network.chain.name, *network.chain.aliases)
+        }
+        with_rest = {
+            name: route for (stem, name), route in named.items() if stem == "rpc" and family_of(route.network).rest
+        }
+        paths = {
+            f"{routes.BASE}/{stem}/{name}": route
+            for (stem, name), route in named.items()
+            if stem != "rpc" or name not in with_rest
         }
         return RequestHeaderReader(
             paths,
@@ -397,6 +406,7 @@ class App:
             max_header_bytes=self.settings.server.max_header_bytes,
             max_body=self.settings.server.max_body_bytes,
             is_tracing=self.tracer is not None,
+            rest=RouteRequestReader(with_rest, self.rest_targets) if with_rest else None,
         )
 
     async def start(self, listener: socket.socket) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -75,6 +75,9 @@ class OldEnvelope(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     id: msgspec.Raw = msgspec.Raw()
 
 
+AnyEnvelope: TypeAlias = Envelope | OldEnvelope
+
+
 class _Members(msgspec.Struct, gc=False):
     """The members of a malformed call that its error reply needs. The decoder skips all others."""
 
@@ -108,7 +111,6 @@ _ARRAY = b"["
 _OBJECT = b"{"
 _ID_STARTS = frozenset(b'"-0123456789')
 # For the hot path, which takes the steps of `parse` and `read_reply` itself.
-read_envelope = _envelope
 read_envelopes = msgspec.json.Decoder(list[Envelope]).decode
 NOT_JSON = _BAD
 ID_STARTS = _ID_STARTS
@@ -117,6 +119,23 @@ ID_STARTS = _ID_STARTS
 _SPACES: Final = b" \t\r\n"
 # Space before a batch. A body with more is no batch: skipping a megabyte of it takes milliseconds.
 MOST_SPACE: Final = 1024
+
+
+def envelope_reader(dialect: Dialect) -> Callable[[bytes], AnyEnvelope]:
+    """Reads calls on the hot path. Raises NOT_JSON for those that need the checks of `parse`."""
+    return _read_old if dialect.old_versions else _envelope
+
+
+def _read_old(body: bytes) -> OldEnvelope:
+    """A call of any version, with OLD_SUCCESS after its id unless it is of version 2.0. In calls of that version, the hot path
+    looks for repeated members itself."""
+    envelope = _old_envelope(body)
+    if envelope.jsonrpc != "2.0" or envelope.version is not None:
+        if b"\\" in body or max(map(body.count, _OLD_NAMES)) > 1:
+            raise msgspec.DecodeError("a member may be repeated")
+        if envelope.id and envelope.jsonrpc != "2.0":
+            envelope.id = msgspec.Raw(bytes(envelope.id) + OLD_SUCCESS)
+    return envelope
 
 
 def is_batch(body: bytes) -> bool:
@@ -162,7 +181,7 @@ def _parse_old(body: bytes, dialect: Dialect) -> RawCall:
     return call if envelope.jsonrpc == "2.0" or not call[2] else (call[0], call[1], call[2] + OLD_SUCCESS)
 
 
-def checked(envelope: Envelope | OldEnvelope, dialect: Dialect = STRICT) -> RawCall:
+def checked(envelope: AnyEnvelope, dialect: Dialect = STRICT) -> RawCall:
     method, params, id_ = envelope.method, bytes(envelope.params) or NO_PARAMS, bytes(envelope.id)
     if params == NULL:
         params = NO_PARAMS
@@ -193,7 +212,7 @@ _OLD_VERSIONS = (NULL, b'"1.0"', b'"1.1"', b'"2.0"')
 MOST_SEARCHED: Final = 16_384
 
 
-def repeats_members(body: bytes, envelope: Envelope) -> bool:
+def repeats_members(body: bytes, envelope: AnyEnvelope) -> bool:
     """Whether the call, which was read without an error, has a member more than once."""
     if b"\\" not in body and max(map(body.count, (b'"id"', b'"params"', b'"method"', b'"jsonrpc"'))) < 2:
         return False
@@ -206,7 +225,7 @@ def repeats_members(body: bytes, envelope: Envelope) -> bool:
     return len(dict(pairs)) < len(pairs)
 
 
-def _has_more_than_its_parts(body: bytes, envelope: Envelope) -> bool:
+def _has_more_than_its_parts(body: bytes, envelope: AnyEnvelope) -> bool:
     """Whether there is anything but space around the parts of the call: a repeated member, or a name with an escape."""
     parts = (envelope.method.encode(), bytes(envelope.params), bytes(envelope.id))
     return len(body) - _least_size(envelope) > _spaces(body) - sum(map(_spaces, parts))
@@ -216,7 +235,7 @@ def _spaces(text: bytes) -> int:
     return len(text) - len(text.translate(None, _SPACES))
 
 
-def _least_size(envelope: Envelope) -> int:
+def _least_size(envelope: AnyEnvelope) -> int:
     """The size of the call in its shortest form, without spaces and repeated members."""
     size = AROUND + len(envelope.method) + len(envelope.params) + len(envelope.id)
     return size - (0 if envelope.params else len(',"params":')) - (0 if envelope.id else len(',"id":'))
@@ -231,7 +250,7 @@ def batch_may_repeat(body: bytes, envelopes: Sequence[Envelope]) -> bool:
     return not is_plain or max(map(body.count, (b'"id"', b'"params"', b'"method"', b'"jsonrpc"'))) > count
 
 
-def _fault(envelope: Envelope | OldEnvelope, dialect: Dialect, *, good_id: bool) -> str:
+def _fault(envelope: AnyEnvelope, dialect: Dialect, *, good_id: bool) -> str:
     if not envelope.method.isascii() or not 0 < len(envelope.method) <= MAX_METHOD:
         return 'member "method" must be the name of a method'
     if not good_id:

@@ -88,6 +88,8 @@ class RestTransport:
 
 
 NO_JSON: Final = msgspec.Raw()
+# Between the rest of a record and its body of JSON. In a header's value, the quotes would be escaped.
+RECORD_BODY: Final = b',"body":'
 
 
 class RestParams(msgspec.Struct, omit_defaults=True):

@@ -1,7 +1,7 @@
 """Reads requests for routes of REST chains: which route a path names, and the params of its call.
 
-Both ways that serve such requests use it: aiohttp's handler (`rpc/rest_handler.py`), and replies from the cache before aiohttp
-parses a request (`front/rest_hits.py`).
+Both ways that serve such requests use it: aiohttp's handler (`rpc/rest_handler.py`) and the hot path
+(`front/rest_requests.py`).
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ class RestTargets:
 
     def __repr__(self) -> str:
         return f"<RestTargets {', '.join(self._tables)}>"
+
+    def lists(self, verb: str, path: str, route: Route) -> bool:
+        """Whether the network has such a route. Raises BadTarget."""
+        return verb in self._tables[route.network.id].find(segments_of(path))[0]
 
     def read(self, request: RestTarget, route: Route, rest: RestTransport) -> tuple[str, RestParams]:
         """The route that the request names, and its params without a body. Raises BadTarget or a Fault."""

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from proxy.core.heads import STALE_S
-from proxy.core.jsonrpc import read_envelope
+from proxy.core.jsonrpc import STRICT, envelope_reader
 from tests.http_client import rpc
 from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Chain, Refused
@@ -438,7 +438,7 @@ async def test_call_takes_the_short_path_if_its_block_makes_no_difference(
 ) -> None:
     async with rpc_harness(1, **({} if cached else NO_CACHE)) as harness:
         body = rpc(method, params)
-        envelope = read_envelope(body)
+        envelope = envelope_reader(STRICT)(body)
         policy = harness.route.policies[method]
         short = policy.short and policy.is_short_call(envelope, bytes(envelope.params), bytes(envelope.id), body)
         assert short == is_short

@@ -150,6 +150,54 @@ async def test_good_calls_have_equal_replies(cache: dict[str, Any]) -> None:
             assert orjson.loads(reply.body), name
 
 
+# Calls of JSON-RPC before 2.0. The hot path numbers the calls of its short path from 1 on, all others have larger ids.
+OLD_CALL = b'{"jsonrpc":"1.0","id":"curltest","method":"gettxout","params":["ab",0]}'
+OLD: dict[str, tuple[bytes, bool]] = {
+    "1.0": (OLD_CALL, True),
+    "1.1": (OLD_CALL.replace(b'"jsonrpc":"1.0"', b'"version":"1.1"'), True),
+    "no version": (OLD_CALL.replace(b'"jsonrpc":"1.0",', b""), True),
+    "2.0": (OLD_CALL.replace(b"1.0", b"2.0"), True),
+    "2.0 and 1.1": (OLD_CALL.replace(b'"jsonrpc":"1.0"', b'"jsonrpc":"2.0","version":"1.1"'), True),
+    "spaces": (OLD_CALL.replace(b":", b" : "), True),
+    "a name in a text": (OLD_CALL.replace(b'"ab"', b'"\\"id\\""'), False),
+    "null as id": (OLD_CALL.replace(b'"curltest"', b"null"), False),
+    "long id": (OLD_CALL.replace(b"curltest", b"x" * 250), False),
+    "no params": (OLD_CALL.replace(b',"params":["ab",0]', b""), False),
+    "error": (OLD_CALL.replace(b"gettxout", b"getblockstats"), False),
+    "unknown method": (OLD_CALL.replace(b"gettxout", b"nope"), False),
+}
+REPEATED = {
+    "id": OLD_CALL.replace(b"{", b'{"id":1,', 1),
+    "id without a version": b'{"method":"gettxout","params":[],"id":1,"id":2}',
+    "version": OLD_CALL.replace(b'"jsonrpc":"1.0"', b'"version":"1.0","version":"1.1"'),
+    "version of 2.0": OLD_CALL.replace(b'"jsonrpc":"1.0"', b'"version":"1.0","version":"1.1","jsonrpc":"2.0"'),
+    "both versions": OLD_CALL.replace(b'"jsonrpc":"1.0"', b'"jsonrpc":"1.0","jsonrpc":"2.0"'),
+    "an escaped name": OLD_CALL.replace(b'"params"', b'"\\u0069d":1,"params"'),
+}
+
+
+@on_uvloop
+async def test_calls_of_old_versions_have_equal_replies_and_take_the_short_path() -> None:
+    network, errors = "bitcoin/mainnet", {"getblockstats": {"code": -5, "message": "Block not found"}}
+    async with (
+        Scripted(stub(errors=errors)) as upstream,
+        running_worker({network: [upstream.url]}, **NO_CACHE) as worker,
+    ):
+        await worker.send(OLD_CALL, network=network)  # The short path needs an open connection.
+        upstream.bodies.clear()
+        for name, (body, is_short) in OLD.items():
+            reply = await send_both_ways(worker, body, network=network)
+            assert reply.status == 200, name
+            assert ("error" in reply.json) == (b'"2.0"' not in body), name
+            ids = [call["id"] for call in upstream.calls]
+            if ids and is_short:
+                assert ids[0] < 1000 <= ids[1], name
+            upstream.bodies.clear()
+        for name, body in REPEATED.items():
+            assert (await send_both_ways(worker, body, network=network)).status == 400, name
+        assert not upstream.bodies
+
+
 @WAYS
 @on_uvloop
 async def test_calls_without_an_id_have_no_reply(cache: dict[str, Any]) -> None:
@@ -184,6 +232,16 @@ async def test_cached_results_have_equal_replies() -> None:
         assert (await send_both_ways(worker, CALL, Cache_Control="max-age=0, No-Cache")).headers["x-cache"] == "miss"
         assert (await send_both_ways(worker, CALL, Cache_Control="max-age=0")).headers["x-cache"] == "hit"
         assert len(upstream.bodies) == 5
+
+
+@WAYS
+@on_uvloop
+async def test_refused_calls_that_cost_something_say_so(cache: dict[str, Any]) -> None:
+    async with both_ways(**cache) as (worker, upstream):
+        reply = await send_both_ways(worker, rpc("eth_sendRawTransaction", ["0x02"]), X_Verify="quorum 2/3")
+        assert reply.fault(400)["param"] == "X-Verify"
+        assert int(reply.headers["x-compute-units"]) > 0
+        assert not upstream.bodies
 
 
 # Keys

@@ -13,7 +13,7 @@ from proxy.core import access
 from proxy.core.data_bounds import DATA_INDEX
 from proxy.core.directives import Directives
 from proxy.core.fixed_replies import FixedReplies
-from proxy.core.jsonrpc import COMPACT, ID_STARTS, MAX_DEPTH, Envelope, repeats_members, request_tail
+from proxy.core.jsonrpc import COMPACT, ID_STARTS, MAX_DEPTH, AnyEnvelope, repeats_members, request_tail
 from proxy.core.nesting import is_deeper
 from proxy.core.request_records import MOST_NAME
 from proxy.core.routing_rules import RoutingRule
@@ -196,7 +196,7 @@ class MethodPolicy:
         """From now on, a null result is looked up elsewhere."""
         self.looks_up_null = True
 
-    def is_short_call(self, envelope: Envelope, params: bytes, call_id: bytes, body: bytes) -> bool:
+    def is_short_call(self, envelope: AnyEnvelope, params: bytes, call_id: bytes, body: bytes) -> bool:
         """Whether a call may take the short path: it is certainly valid, and about the newest block, unless its block makes no
         difference. All others take the long path, which has all checks. `params` and `call_id` are those of the envelope, which
         was read from `body`."""

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from proxy.core.rest_routes import RECORD_BODY
 from proxy.errors import BROKEN_REPLY, InternalError
 from proxy.services.rpc.calls import PendingReply
 from proxy.services.rpc.held_body import NO_ROOM, ReplyShare
@@ -15,8 +16,6 @@ from proxy.wire.upstream import Piece, UpstreamConnection
 
 # A client that has not read this much of a large body pauses it. A request that holds less than a megabyte is not counted.
 MOST_UNREAD: Final = 262_144
-# Between the rest of a record and the body (`core/rest_routes.py`). In a header's value, the quotes would be escaped.
-_BODY: Final = b',"body":'
 
 
 class StreamedReply(PendingReply):
@@ -50,13 +49,13 @@ class StreamedReply(PendingReply):
 
     def on_stream(self, beginning: memoryview, left: int | None, connection: UpstreamConnection) -> None:
         start = bytes(beginning)
-        at = start.find(_BODY)
+        at = start.find(RECORD_BODY)
         self._connection = connection
         connection.when_stalled(self._evict)
         if left is not None:
-            self.length = left - at - len(_BODY)
+            self.length = left - at - len(RECORD_BODY)
         super().on_result(start[:at] + b"}")
-        self.on_stream_piece(start[at + len(_BODY) :])
+        self.on_stream_piece(start[at + len(RECORD_BODY) :])
 
     def on_stream_piece(self, piece: Piece) -> None:
         self.pieces.append(bytes(piece))

@@ -1,4 +1,4 @@
-"""The hot path: complete POSTs with a known length and a known key on JSON-RPC routes.
+"""The hot path: complete POSTs with a known length on JSON-RPC routes, and GETs of routes of REST chains, with a known key.
 
 Every client connection starts as a `FrontConnection`. Its `RequestReader` turns bytes into requests; its `ReplyWriter` waits
 for their outcomes and writes the replies. At the first message of any other form, the connection is handed over to aiohttp for
@@ -28,6 +28,7 @@ from proxy.web.front.lingering import LingeringConnection
 from proxy.web.front.reply_writer import ReplyWriter
 from proxy.web.front.request_headers import RequestHeaders
 from proxy.web.front.request_reader import LARGE_BODY, RequestMessage, RequestReader
+from proxy.web.front.rest_requests import RouteRequest
 from proxy.web.front.short_call import ShortCall
 from proxy.wire.upstream import Upstream
 
@@ -39,7 +40,6 @@ READ_AT_ONCE: Final = 65_536
 # A larger body is served in its client's turn. Bodies of many clients may be complete in the same round of the loop.
 SERVED_AT_ONCE: Final = 65_536
 _monotonic: Final = time.monotonic
-_read_envelope: Final = jsonrpc.read_envelope
 _NOT_JSON: Final = jsonrpc.NOT_JSON
 
 
@@ -106,7 +106,10 @@ class FrontConnection(asyncio.Protocol):
         if not replies.busy and not reader.ahead and data.startswith(reader.known_bytes):
             headers: RequestHeaders = reader.known  # type: ignore[assignment]
             if len(data) == headers.total and headers.key.alive:
-                self._serve_call(headers, data[headers.size :])
+                if headers.length:
+                    self._serve_call(headers, data[headers.size :])
+                else:
+                    self._serve_get(headers)
                 return
         self._read(data)
 
@@ -117,7 +120,7 @@ class FrontConnection(asyncio.Protocol):
         self._give_room()
         self._reader.forget_known()
         if replies.flight is not None:
-            replies.flight.leave(replies)
+            replies.leave_flight(replies.flight)
         elif not replies.leave_batch():
             self._short.leave()
 
@@ -250,28 +253,48 @@ class FrontConnection(asyncio.Protocol):
     # Serving
 
     def _serve(self, headers: RequestHeaders, data: bytes, start: int) -> None:
-        if headers.length < LARGE_BODY:
+        if not headers.length:
+            self._serve_get(headers)
+        elif headers.length < LARGE_BODY:
             self._serve_call(headers, data[start:])
         else:
             self._serve_large(headers, data, start)
 
+    def _serve_get(self, headers: RequestHeaders) -> None:
+        """Serve a request of a REST route: from the cache if that is possible, or with all checks. Nothing is charged to a key
+        before that is certain."""
+        rest: RouteRequest = headers.rest  # type: ignore[assignment]
+        policy, state = headers.policies.get(rest.method), headers.route.state
+        if policy is not None and policy.shared:
+            state.stay_current()
+            known = state.replies.get(rest.cache_key) if state.caches else None
+            if known is not None:
+                now, rate, units = _monotonic(), headers.key.rate, rest.price(policy, state)
+                if not self._context.buckets.take(rate.bucket_index, now, rate.request_s, units * rate.unit_s):
+                    replies = self._replies
+                    replies.begin_call(headers, policy, b"", now, state.tip, "hit")
+                    replies.on_admitted(units)
+                    replies.write_record(known, now)
+                    return
+        self._serve_in_full(headers, b"", None, call=rest.call)
+
     def _serve_call(self, headers: RequestHeaders, body: bytes) -> None:
         """Take the short path if the call allows it. Nothing is charged to a key before that is certain."""
         try:
-            envelope = _read_envelope(body)
+            envelope = headers.read_envelope(body)
         except _NOT_JSON:
             self._serve_in_full(headers, body, None)
             return
         policy = headers.policies.get(envelope.method)
         params, call_id = b"" + envelope.params, b"" + envelope.id  # Half as many instructions as `bytes` takes.
         if policy is None or not policy.is_short_call(envelope, params, call_id, body):
-            self._serve_in_full(headers, body, envelope)
+            self._serve_in_full(headers, body, envelope if isinstance(envelope, jsonrpc.Envelope) else None)
             return
         key, context, replies = headers.key, self._context, self._replies
         rate = key.rate
         now = _monotonic()
         if context.buckets.take(rate.bucket_index, now, rate.request_s, policy.units * rate.unit_s):
-            self._serve_in_full(headers, body, envelope)
+            self._serve_in_full(headers, body, envelope if isinstance(envelope, jsonrpc.Envelope) else None)
             return
         route = headers.route
         state = route.state

@@ -19,6 +19,7 @@ from proxy.services.rpc.rpc_service import RpcService
 from proxy.settings import ServerSettings
 from proxy.turn_queue import TurnQueue
 from proxy.web.call_accounting import CallAccounting
+from proxy.web.front.record_starts import RecordSplitter
 from proxy.web.front.reply_lines import DIGITS
 from proxy.web.front.request_headers import RequestHeaderReader, RequestHeaders
 from proxy.web.reply import fixed_headers, header_lines
@@ -53,6 +54,7 @@ class FrontContext:
         # The size from which replies are compressed for clients that accept it.
         self.compress_from = server.compress_from or NEVER
         self.encoded = EncodedResults(encoded_bytes)
+        self.records = RecordSplitter()
         self.header_reader = header_reader
         self.rpc, self.forwarder = rpc, rpc.forwarder
         self.write_buffer = write_buffer

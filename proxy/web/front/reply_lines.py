@@ -13,6 +13,7 @@ from proxy.errors import Fault
 from proxy.services.rpc.flights import Caller, cost_of
 from proxy.services.rpc.network_state import NetworkState
 from proxy.services.rpc.networks import Route
+from proxy.web.front.record_starts import RecordStart
 
 CLOSE: Final = b"Connection: close\r\n"
 DIGITS: Final = [b"%d" % number for number in range(1024)]
@@ -26,6 +27,12 @@ CACHE: Final = {
     "stale": b"X-Cache: stale\r\n",
     **{name: b"X-Verified: %b\r\n" % name.encode() for name in VERIFICATIONS},
 }
+
+
+# The first lines of replies to calls.
+JSON_START: Final = RecordStart(200, {"Content-Type": "application/json"})
+# A cache between the client and us may keep the reply to a GET, which is compressed for other clients.
+VARIES: Final = b"Vary: Accept-Encoding\r\n"
 
 
 def reply_length(size: int) -> bytes:

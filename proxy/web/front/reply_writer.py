@@ -1,6 +1,7 @@
 """Writes the replies of a client connection on the hot path.
 
-A call ends with a result, an error, a fault, or a large result in pieces; a batch ends with the replies of its items. The
+A call ends with a result, an error, a fault, or a large result in pieces; a batch ends with the replies of its items. The call
+of a REST route has no id, and its result is a record of the reply (`core/rest_routes.py`). The
 writer is the `Waiter` of the request under way, and holds all that the reply needs. One request of a connection is served at
 a time, so one writer is reused for all of them and nothing is allocated per request.
 """
@@ -18,6 +19,7 @@ import orjson
 from proxy.core import encodings, jsonrpc
 from proxy.core.encodings import MAX_PREFIX
 from proxy.core.jsonrpc import MalformedCall, RawCall
+from proxy.core.rest_routes import RECORD_BODY
 from proxy.core.usage import Outcome, outcome_of
 from proxy.errors import BROKEN_REPLY, Fault, InternalError
 from proxy.services.rpc.batches import CallBatch
@@ -27,10 +29,13 @@ from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.rpc_service import fault_of
 from proxy.web.front.front_context import NEVER, FrontContext
 from proxy.web.front.record_draft import RecordDraft
+from proxy.web.front.record_starts import RecordStart
 from proxy.web.front.reply_lines import (
     CACHE,
     CLOSE,
+    JSON_START,
     REPLY_LENGTHS,
+    VARIES,
     cost_line,
     fault_bytes,
     found_lines,
@@ -42,6 +47,7 @@ from proxy.web.front.reply_lines import (
 from proxy.web.front.reply_stream import ReplyStream
 from proxy.web.front.request_headers import RequestHeaders
 from proxy.web.front.request_reader import RequestReader
+from proxy.web.rest_replies import body_of, reply_to_error
 from proxy.wire.upstream import Piece, UpstreamConnection
 from proxy.wire.write_buffer import DEFER_BELOW
 
@@ -127,7 +133,11 @@ class ReplyWriter:
 
     @property
     def streams(self) -> bool:  # False for a notification, which has no reply.
-        return bool(self.id)
+        return bool(self.id) or self._is_get
+
+    @property
+    def _is_get(self) -> bool:
+        return self.request_headers is not None and self.request_headers.rest is not None
 
     def open(self, transport: asyncio.Transport) -> None:
         self.transport = transport
@@ -212,6 +222,8 @@ class ReplyWriter:
     def on_result(self, result: bytes | msgspec.Raw) -> None:
         if self.id:
             self.write_result(result, _monotonic())
+        elif self._is_get:
+            self.write_record(bytes(result), _monotonic())
         else:
             self._count("results")
             self._finish(self._no_content())
@@ -254,14 +266,86 @@ class ReplyWriter:
             result,
             b"}",
         )
+        self._note_good(headers, 200, request_id, took_s, size)
+        self._finish(b"".join(reply))
+
+    def _note_good(self, headers: RequestHeaders, status: int, request_id: bytes, took_s: float, size: int) -> None:
+        """Log and record a good call, if it is to be."""
+        context, account = self._context, headers.key.account
         if context.logs:
-            context.accounting.log_request(headers, self, 200, request_id, took_s)
-        account = headers.key.account
+            context.accounting.log_request(headers, self, status, request_id, took_s)
         if account.unsampled <= 1 or took_s > context.slow_s or headers.directives is not None:
-            self.draft.record(headers, self, 200, request_id, took_s, size=size)
+            self.draft.record(headers, self, status, request_id, took_s, size=size)
         else:
             account.passed_over()
+
+    def write_record(self, record: bytes, now: float) -> None:
+        """The same for the record of a reply to a GET."""
+        context = self._context
+        headers: RequestHeaders = self.request_headers  # type: ignore[assignment]
+        policy: MethodPolicy = self.policy  # type: ignore[assignment]
+        took_s = now - self.began
+        tally = headers.key.tallies[policy.tally]
+        if took_s == 0.0 and self.cache == "hit":
+            tally.count_hit(self.units)
+        else:
+            tally.count("results", self.cache, self.units, took_s - self.waited_s)
+        start, body = context.records.split(record)
+        size = len(body)
+        is_large = size >= context.compress_from
+        if size > FREE_BYTES or (is_large and headers.encoding) or not size:
+            self._write_unusual(start, body, record)
+            return
+        limit, remaining, reset = context.rate_lines(headers.key, now)
+        state = headers.route.state
+        block = self.block if self.flight is None else self.flight.block
+        found = state.tip_lines.get(self.cache) if block == state.tip else None
+        request_id = headers.request_id or context.request_id()
+        reply = (
+            start.lines_of_any,
+            context.stamp,
+            b"X-Request-Id: ",
+            request_id,
+            limit,
+            remaining,
+            reset,
+            units_line(self.units),
+            found_lines(state, self.cache, block) if found is None else found,
+            self._extra_lines() if context.adds_lines or self.left <= 1 else b"",
+            VARIES if is_large else b"",
+            length_line(size),
+            body,
+        )
+        self._note_good(headers, start.status, request_id, took_s, size)
         self._finish(b"".join(reply))
+
+    def _write_unusual(self, start: RecordStart, body: Piece, record: bytes) -> None:
+        """Send a reply to a GET that is compressed, empty, or so large that its memory is counted until the client has read
+        most of it."""
+        size = len(body)
+        encoding = self._encoding_for(size)
+        if size > FREE_BYTES:
+            stream, client = self.stream, self.client
+            if not (stream.hold(client, size) if encoding else stream.hold_whole(client, record)):
+                self._finish_error(NO_ROOM)
+                return
+        # The compressed form of cached records is kept, as that of cached results.
+        if encoding and encoding != encodings.BROTLI and self.cache == "hit" and size < OFF_LOOP:
+            packed = self._context.encoded.get(bytes(body), encoding).between(b"", b"")
+            self._finish(self._ok(len(packed), encoding, start) + packed)
+        elif encoding or size <= FREE_BYTES:
+            self._finish_body(bytes(body), start)
+        else:
+            self._finish_large(self._ok(size, 0, start), body)
+
+    def _finish_error(self, error: bytes) -> None:
+        """Send the reply to a GET whose call has ended with an error."""
+        found = reply_to_error(error)
+        if isinstance(found, Fault):
+            start = RecordStart(found.status, {"Content-Type": "application/json", **found.headers})
+            self._finish_body(orjson.dumps(found.body(self._context.site)), start)
+        else:
+            self._finish_body(body_of(found), RecordStart(found.status, found.headers))
 
     def _write_whole(self, result: bytes | msgspec.Raw) -> None:
         """Send a large result that was not streamed: a cached one, or one that several callers wait for. It is not copied, and
@@ -274,6 +358,10 @@ class ReplyWriter:
 
     def on_error(self, error: bytes) -> None:
         self._count("errors")
+        if self._is_get:
+            self.draft.failed(error.decode("utf-8", "replace"), "errors")
+            self._finish_error(error)
+            return
         if not self.id:
             self._finish(self._no_content())
             return
@@ -294,18 +382,18 @@ class ReplyWriter:
         else:
             self._finish_body(b"".join((start, result, b"}")))
 
-    def _finish_body(self, body: bytes) -> None:
-        """Send a 200 with this body, compressed if it is large and the client accepts that."""
+    def _finish_body(self, body: bytes, start: RecordStart = JSON_START) -> None:
+        """Send a reply with this body, compressed if it is large and the client accepts that."""
         encoding = self._encoding_for(len(body))
         if not encoding:
-            self._finish(self._ok(len(body)) + body)
+            self._finish(self._ok(len(body), 0, start) + body)
         elif len(body) < OFF_LOOP:
             packed = encodings.compress(encoding, body)
-            self._finish(self._ok(len(packed), encoding) + packed)
+            self._finish(self._ok(len(packed), encoding, start) + packed)
         else:
             # The headers are built now, while the call's state is still there. The reply is sent as a large one even if it has
             # become small, because memory may be held for it.
-            headers = self._ok_lines(0, encoding)
+            headers = self._ok_lines(0, encoding, start)
             self.flight = None
             self._context.compress_apart(
                 self.client,
@@ -419,6 +507,9 @@ class ReplyWriter:
     def on_stream(self, beginning: memoryview, left: int | None, connection: UpstreamConnection) -> None:
         """Send our headers and the beginning of the result. Without a length, the reply is chunked."""
         self._context.write_buffer.flush()
+        if self._is_get:
+            self._stream_record(bytes(beginning), left, connection)
+            return
         start = jsonrpc.result_start(self.id)
         if left == len(beginning) and (encoding := self._encoding_for(left)):
             packed = encodings.compress(encoding, start + beginning)
@@ -433,6 +524,30 @@ class ReplyWriter:
             stream.send(start + beginning)
         elif self.transport is not None:
             self.transport.writelines((headers + start, beginning))
+
+    def _stream_record(self, beginning: bytes, left: int | None, connection: UpstreamConnection) -> None:
+        """Send our headers and the beginning of the body of a reply to a GET."""
+        at = beginning.find(RECORD_BODY)
+        start = self._context.records.start(beginning[:at])
+        assert start is not None  # Our upstreams' connections write it.
+        at += len(RECORD_BODY)
+        size = None if left is None else left - at
+        stream = self.stream
+        stream.begin(self.client, 0, chunked=left is None)
+        stream.take_from(connection)
+        # It is never compressed, so it varies with nothing.
+        headers = self._ok_lines(size or 0, 0, start) + _framing(size)
+        if stream.chunked:
+            self._write(headers)
+            stream.send(beginning[at:])
+        elif self.transport is not None:
+            self.transport.writelines((headers, memoryview(beginning)[at:]))
+
+    def leave_flight(self, flight: Flight) -> None:
+        """The client is gone. A request counts once the body of its reply has begun."""
+        if flight.streaming and self._is_get:
+            self._count("results")
+        flight.leave(self)
 
     def on_stream_piece(self, piece: Piece) -> None:
         self.stream.send(piece)
@@ -516,24 +631,25 @@ class ReplyWriter:
 
     # The bytes of other replies
 
-    def _ok(self, size: int | None, encoding: int = 0) -> bytes:
-        """The headers of a 200 with a body of this size; None means a chunked body."""
-        framing = b"Transfer-Encoding: chunked\r\n\r\n" if size is None else length_line(size)
-        return self._ok_lines(size or 0, encoding) + framing
+    def _ok(self, size: int | None, encoding: int = 0, start: RecordStart = JSON_START) -> bytes:
+        """The headers of a reply with a body of this size; None means a chunked body."""
+        varies = start is not JSON_START and size is not None and size >= self._context.compress_from
+        lines = self._ok_lines(size or 0, encoding, start, varies=varies)
+        return lines + (b"\r\n" if start.has_no_content else _framing(size))
 
-    def _ok_lines(self, size: int, encoding: int) -> bytes:
+    def _ok_lines(self, size: int, encoding: int, start: RecordStart, *, varies: bool = False) -> bytes:
         assert self.request_headers is not None
         block = self.block if self.flight is None else self.flight.block
         return b"".join(
             (
-                b"HTTP/1.1 200 OK\r\nContent-Type: application/json",
+                start.lines_of_any if size or encoding else start.lines,
                 self._context.stamp,
-                self._common_lines(200, size),
+                self._common_lines(start.status, size),
                 units_line(self.units),
                 found_lines(self.request_headers.route.state, self.cache, block),
                 self._upstream_line() if self._context.shows_upstream else b"",
                 self._cost_line() if self._context.shows_cost else b"",
-                encodings.LINES[encoding],
+                encodings.LINES[encoding] or (VARIES if varies else b""),
             )
         )
 
@@ -543,7 +659,8 @@ class ReplyWriter:
 
     def _fault(self, fault: Fault) -> bytes:
         body = orjson.dumps(fault.body(self._context.site))
-        return fault_bytes(fault, body, self._context.stamp, self._common_lines(fault.status, len(body)))
+        common = self._common_lines(fault.status, len(body)) + (units_line(self.units) if self.units else b"")
+        return fault_bytes(fault, body, self._context.stamp, common)
 
     def _common_lines(self, status: int, size: int) -> bytes:
         """The request id, the three rate headers, and `Connection: close` on the last reply. `size`: the body's bytes, for the
@@ -575,6 +692,10 @@ class ReplyWriter:
     def _cost_line(self) -> bytes:
         assert self.request_headers is not None
         return cost_line(self.request_headers.directives, self)
+
+
+def _framing(size: int | None) -> bytes:
+    return b"Transfer-Encoding: chunked\r\n\r\n" if size is None else length_line(size)
 
 
 def _ignore() -> None:

@@ -1,8 +1,9 @@
 """Request headers: a strict parser for the common case, and a cache of its results.
 
-The parser accepts a narrow subset of HTTP/1.1: a POST with a length, on a JSON-RPC route, with one known key, and nothing that
-changes the framing or the connection. Every other request is left to aiohttp: None means *hand over*, never *refuse*. aiohttp
-must understand accepted headers in the same way, which a differential fuzz test checks.
+The parser accepts a narrow subset of HTTP/1.1: a POST with a length on a JSON-RPC route, or a GET of a route of a REST chain
+(`rest_requests.py`), with one known key, and nothing that changes the framing or the connection. Every other request is left to
+aiohttp: None means *hand over*, never *refuse*. aiohttp must understand accepted headers in the same way, which a differential
+fuzz test checks.
 
 Clients mostly repeat their header blocks, so results are cached by the exact bytes. A block is cached the second time it is
 seen, so that blocks which never repeat (each with its own trace id) do not fill the cache. A result is used only while its key
@@ -18,10 +19,12 @@ from proxy.core import directives, encodings
 from proxy.core.access import Key
 from proxy.core.bounded import make_room
 from proxy.core.directives import DIRECTIVES, Directives
+from proxy.core.jsonrpc import envelope_reader
 from proxy.core.presented_key import presented_key
 from proxy.errors import InvalidRequest
 from proxy.services.rpc.networks import Route
 from proxy.telemetry import REQUEST_ID
+from proxy.web.front.rest_requests import RestLocation, RouteRequest, RouteRequestReader
 from proxy.web.request_targets import TargetReader
 
 MOST_REMEMBERED = 8192
@@ -42,6 +45,8 @@ _DIGITS = re.compile(rb"[0-9]{1,7}")
 _JSON_TYPE, _KEPT = b"application/json", b"keep-alive"
 _CLOSED = b"close"
 _POST, _VERSION = b"POST ", b" HTTP/1.1"
+_GET = b"GET "
+_NO_BODY = b"0"
 # Targets with keys have no other bytes than these.
 _TARGET = re.compile(rb"[A-Za-z0-9/_?=&%.~-]+")
 _NO_KEYS: tuple[str, ...] = ()
@@ -76,7 +81,7 @@ _ROLES = {
 
 
 class RequestHeaders:
-    """Parsed headers: the key, the route, and the length of the body."""
+    """Parsed headers: the key, the route, and the length of the body. `rest`: the request of a GET, which has no body."""
 
     __slots__ = (
         "closes",
@@ -85,7 +90,9 @@ class RequestHeaders:
         "key",
         "length",
         "policies",
+        "read_envelope",
         "request_id",
+        "rest",
         "route",
         "size",
         "total",
@@ -102,8 +109,10 @@ class RequestHeaders:
         request_id: bytes,
         encoding: int = encodings.IDENTITY,
         closes: bool = False,
+        rest: RouteRequest | None = None,
     ) -> None:
         self.size = size
+        self.rest = rest
         # Whether the client wants the connection to be closed after the reply.
         self.closes = closes
         # How large replies are compressed.
@@ -114,6 +123,7 @@ class RequestHeaders:
         self.route = route
         self.directives = directives
         self.request_id = request_id
+        self.read_envelope = envelope_reader(route.dialect)
         # The methods that may take the short path with this key. A changed key is a new object and gets new headers.
         self.policies = {} if directives is not None else route.short_policies(key)
 
@@ -159,9 +169,11 @@ class RequestHeaderReader:
         max_header_bytes: int,
         max_body: int,
         is_tracing: bool = False,
+        rest: RouteRequestReader | None = None,
     ) -> None:
         """`routes` are keyed by path; `find` looks up a key by its text; `targets` reads targets that are not the path of a
-        route. `is_tracing`: sampled requests are handed over."""
+        route. `is_tracing`: sampled requests are handed over. `rest` reads GET requests."""
+        self._rest = rest
         self._lines = {_POST + path.encode("ascii") + _VERSION: route for path, route in routes.items()}
         self._find = find
         self._targets = targets
@@ -230,6 +242,8 @@ class RequestHeaderReader:
         line = lines.pop(0)
         route, keys = self._lines.get(line), _NO_KEYS
         if route is None:
+            if line.startswith(_GET):
+                return None if self._rest is None else self._parse_get(self._rest, raw, line, lines)
             route, keys = self._locate(line, lines)
         if route is None:
             return None
@@ -245,6 +259,30 @@ class RequestHeaderReader:
                 make_room(self._skeletons, MOST_REMEMBERED)
                 self._skeletons[skeleton] = headers
         return headers
+
+    def _parse_get(
+        self, reader: RouteRequestReader, raw: bytes, line: bytes, lines: list[bytes]
+    ) -> RequestHeaders | None:
+        significant = [each for each in lines if self._role_of(each) or reader.is_significant(each)]
+        skeleton = (line, len(raw), *significant)
+        headers = self._skeletons.get(skeleton)
+        if headers is None or not headers.key.alive:
+            location = reader.locate(line)
+            headers = None if location is None else self._build_get(reader, raw, location, significant)
+            if headers is not None and headers.directives is None and len(raw) <= LONGEST_REMEMBERED:
+                make_room(self._skeletons, MOST_REMEMBERED)
+                self._skeletons[skeleton] = headers
+        return headers
+
+    def _build_get(
+        self, reader: RouteRequestReader, raw: bytes, location: RestLocation, lines: list[bytes]
+    ) -> RequestHeaders | None:
+        found = self._found(lines)
+        if found is None or found.get(LENGTH, _NO_BODY) != _NO_BODY:
+            return None
+        key = self._key(location.keys, found)
+        rest = None if key is None else reader.read(location, lines)
+        return None if key is None or rest is None else self._finished(raw, 0, location.route, key, found, rest)
 
     def _locate(self, line: bytes, lines: list[bytes]) -> tuple[Route | None, tuple[str, ...]]:
         """The route of a request line with keys in its target, or an alias, and the keys. Several hosts are refused later."""
@@ -277,25 +315,40 @@ class RequestHeaderReader:
     def _parse_lines(
         self, raw: bytes, route: Route, keys: tuple[str, ...], lines: list[bytes]
     ) -> RequestHeaders | None:
+        found = self._found(lines)
+        return None if found is None else self._build(raw, route, keys, found)
+
+    def _found(self, lines: list[bytes]) -> dict[int, bytes] | None:
+        """The values of lines by their role; None if one of them is left to aiohttp, or is there twice."""
         found: dict[int, bytes] = {}
         for line in lines:
             role = self._role_of(line)
             if role == LEAVE or role in found:
                 return None
-            found[role] = line.partition(b":")[2].strip(b" \t")
-        return self._build(raw, route, keys, found)
+            if role != PASS:
+                found[role] = line.partition(b":")[2].strip(b" \t")
+        return found
 
     def _build(self, raw: bytes, route: Route, keys: tuple[str, ...], found: dict[int, bytes]) -> RequestHeaders | None:
         length = found.get(LENGTH, b"")
-        if not _HOST.fullmatch(found.get(HOST, b"/")) or not _DIGITS.fullmatch(length):
+        if not _DIGITS.fullmatch(length) or not 0 < int(length) <= min(self._max_body, route.max_body):
             return None
-        if not 0 < int(length) <= min(self._max_body, route.max_body):
-            return None
-        connection = found.get(CONNECTION, _KEPT).lower()
-        if not _JSON.fullmatch(found.get(TYPE, _JSON_TYPE)) or connection not in (_KEPT, _CLOSED):
+        if not _JSON.fullmatch(found.get(TYPE, _JSON_TYPE)):
             return None
         key = self._key(keys, found)
-        if key is None:
+        return None if key is None else self._finished(raw, int(length), route, key, found, None)
+
+    def _finished(
+        self,
+        raw: bytes,
+        length: int,
+        route: Route,
+        key: Key,
+        found: dict[int, bytes],
+        rest: RouteRequest | None,
+    ) -> RequestHeaders | None:
+        connection = found.get(CONNECTION, _KEPT).lower()
+        if not _HOST.fullmatch(found.get(HOST, b"/")) or connection not in (_KEPT, _CLOSED):
             return None
         try:
             directives = self._directives(found, key, route)
@@ -304,13 +357,14 @@ class RequestHeaderReader:
         given = found.get(ID, b"")
         return RequestHeaders(
             len(raw),
-            int(length),
+            length,
             key,
             route,
             directives=directives,
             request_id=given if _REQUEST_ID.fullmatch(given) else b"",
             encoding=encodings.accepted(found.get(ENCODINGS, b"").decode("latin-1")),
             closes=connection == _CLOSED,
+            rest=rest,
         )
 
     def _directives(self, found: dict[int, bytes], key: Key, route: Route) -> Directives | None:

@@ -25,10 +25,8 @@ from proxy.core.rest_routes import (
     NO_JSON,
     BadTarget,
     RestParams,
-    RestRecord,
     RestTransport,
     query_of,
-    read_error,
     read_json,
     read_record,
     segments_of,
@@ -36,10 +34,9 @@ from proxy.core.rest_routes import (
     write_params,
 )
 from proxy.core.uri_calls import params_of
-from proxy.errors import Fault, InternalError, InvalidRequest, MethodNotAllowed, NotFound, of_status
+from proxy.errors import Fault, InternalError, InvalidRequest, MethodNotAllowed, NotFound
 from proxy.services.feed.topics import Topic
 from proxy.services.rpc.calls import RpcError
-from proxy.services.rpc.held_body import NO_ROOM
 from proxy.services.rpc.method_policy import ANY_SCOPE
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.rpc_service import RpcService
@@ -50,6 +47,7 @@ from proxy.web.fault_injection import plan_for
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.request_directives import directives_of
 from proxy.web.request_state import STATE
+from proxy.web.rest_replies import body_of, reply_to_error
 from proxy.web.rest_targets import RestTarget, RestTargets, split_target
 from proxy.web.rpc.event_streams import EventStreams
 from proxy.web.rpc.handler import HeldReply, HeldResponse
@@ -179,14 +177,16 @@ class RestCallHandler:
 
         async def finish(found: bytes | RpcError) -> web.StreamResponse:
             if isinstance(found, RpcError):
-                shown = _record_in(found.error)
-                return self._api.refuse(_fault_of(found.error)) if shown is None else shown
+                shown = reply_to_error(found.error)
+                if isinstance(shown, Fault):
+                    return self._api.refuse(shown)
+                return web.Response(status=shown.status, body=body_of(shown), headers=shown.headers)
             record = read_record(found)
             if pending.is_streamed:
                 return await self._write(
                     request, web.StreamResponse(status=record.status, headers=record.headers), pending
                 )
-            return HeldResponse(_body_of(record), share, status=record.status, headers=record.headers)
+            return HeldResponse(body_of(record), share, status=record.status, headers=record.headers)
 
         return await self._calls.serve(request, (route, key, call), pending, finish)
 
@@ -240,33 +240,3 @@ def _put_body(params: RestParams, body: bytes, kind: str, rest: RestTransport) -
         params.json = read_json(body) if body else NO_JSON
     except NOT_JSON:
         raise InvalidRequest("the body must be JSON in UTF-8", reason="body") from None
-
-
-def _body_of(record: RestRecord) -> bytes:
-    if record.base64:
-        return record.base64
-    body = bytes(record.body)
-    return b"" if body == b"null" else body
-
-
-def _record_in(error: bytes) -> web.Response | None:
-    """The upstream's own reply, if its error may be shown."""
-    try:
-        found = read_error(error).data
-    except ValueError:
-        return None
-    if found is None:
-        return None
-    return web.Response(status=found.status, body=_body_of(found), headers=found.headers)
-
-
-def _fault_of(error: bytes) -> Fault:
-    """An error without a reply of the upstream: its text must not be shown, or it is ours."""
-    found = read_error(error)
-    if error == NO_ROOM:
-        return of_status(503, found.message)
-    if found.code in (404, 410):
-        return NotFound(f"the chain has no such object: {found.message[:200]}")
-    if 400 <= found.code < 500 and found.code not in (401, 402, 403, 407, 429):
-        return of_status(found.code, found.message[:200])
-    return InternalError(f"the upstreams failed: {found.message[:200]}", reason="upstream")
