@@ -8,6 +8,7 @@ from proxy import compiled
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.memory_budget import BudgetLine, MemoryBudget
 from proxy.services.rpc.held_body import FREE_BYTES, TRANSITIONS, HeldBody, ReplyShare
+from proxy.services.rpc.streamed_reply import MOST_UNREAD, StreamedReply
 from proxy.wire.upstream import Upstream, UpstreamConnection
 
 pytestmark = pytest.mark.skipif(
@@ -137,6 +138,52 @@ def test_room_of_pieces_that_are_passed_on_is_given_back() -> None:
     reader.body.turn_came()
     reader.body.passed_on(LARGE)
     assert reader.replies.total == 0
+
+
+async def streamed(reader: Reader) -> StreamedReply:
+    """The reply to a REST request whose body has filled what its client may leave unread."""
+    reply = StreamedReply(reader.share)
+    beginning = b'{"status":200,"body":' + b"a" * MOST_UNREAD
+    reply.on_stream(memoryview(beginning), len(beginning) + LARGE, reader.source)
+    assert (reply.length, reader.source.is_paused) == (MOST_UNREAD + LARGE, False)
+    reply.on_stream_piece(b"b")
+    assert reader.source.is_paused
+    return reply
+
+
+async def test_body_of_a_rest_reply_is_read_on_when_its_client_reads() -> None:
+    reader = Reader()
+    reply = await streamed(reader)
+    assert await reply.next_piece() == b"a" * MOST_UNREAD
+    assert not reader.source.is_paused
+    reply.on_stream_end()
+    assert [await reply.next_piece(), await reply.next_piece()] == [b"b", b""]
+    assert reader.replies.total == 0
+
+
+async def test_rest_of_a_rest_reply_is_held_if_others_need_the_connection() -> None:
+    reader = Reader()
+    reply = await streamed(reader)
+    reader.source.evict_reader()
+    assert (reader.source.is_paused, reader.replies.total) == (False, LARGE)
+    reply.on_stream_piece(b"c" * LARGE)
+    reply.on_stream_end()
+    assert not reader.source.is_paused
+    assert len(b"".join([await reply.next_piece() for _ in range(3)])) == MOST_UNREAD + 1 + LARGE
+    reply.drop()
+    assert reader.replies.total == 0
+
+
+async def test_rest_reply_is_cut_off_if_there_is_no_room_for_its_rest() -> None:
+    reader = Reader()
+    reply = await streamed(reader)
+    size = reader.fill()
+    reader.source.evict_reader()
+    assert [len(await reply.next_piece()), await reply.next_piece()] == [MOST_UNREAD, b"b"]
+    with pytest.raises(ConnectionAbortedError):
+        await reply.next_piece()
+    reply.drop()
+    assert reader.replies.total == size
 
 
 def test_every_state_can_end_and_none_begins_again() -> None:

@@ -1,4 +1,8 @@
-"""The reply to a request for a REST route, whose large body is passed on as it arrives."""
+"""The reply to a request for a REST route, whose large body is passed on as it arrives.
+
+A client that reads slowly pauses the upstream connection. If others need it meanwhile, the rest of the body is held, within the
+bounds of the memory budget, or the reply is cut off (`held_body.py` has the rules).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import msgspec
 from proxy.core.rest_routes import RECORD_BODY
 from proxy.errors import BROKEN_REPLY, InternalError
 from proxy.services.rpc.calls import PendingReply
-from proxy.services.rpc.held_body import NO_ROOM, ReplyShare
+from proxy.services.rpc.held_body import NO_ROOM, HeldBody, ReplyShare
 from proxy.wire.upstream import Piece, UpstreamConnection
 
 # A client that has not read this much of a large body pauses it. A request that holds less than a megabyte is not counted.
@@ -21,13 +25,15 @@ MOST_UNREAD: Final = 262_144
 class StreamedReply(PendingReply):
     """The reply to one request. A large body is received in pieces, which `pieces` has until they are written."""
 
-    __slots__ = ("_connection", "_failure", "_share", "_unread", "_woken", "is_whole", "length", "pieces")
+    __slots__ = ("_body", "_failure", "_share", "_unread", "_woken", "is_streamed", "is_whole", "length", "pieces")
     streams = True
 
     def __init__(self, share: ReplyShare) -> None:
         super().__init__()
         self._share = share
-        self._connection: UpstreamConnection | None = None
+        # A large body until all of it has arrived, or no more of it will.
+        self._body: HeldBody | None = None
+        self.is_streamed = False
         self._woken = asyncio.Event()
         self._unread = 0
         self.pieces: deque[bytes] = deque()
@@ -36,10 +42,6 @@ class StreamedReply(PendingReply):
         self.is_whole = False
         # Why there is no more of the body.
         self._failure: Exception | None = None
-
-    @property
-    def is_streamed(self) -> bool:
-        return self._connection is not None
 
     def on_result(self, result: bytes | msgspec.Raw) -> None:
         if self.is_answered or self._share.take(len(result)):
@@ -50,21 +52,29 @@ class StreamedReply(PendingReply):
     def on_stream(self, beginning: memoryview, left: int | None, connection: UpstreamConnection) -> None:
         start = bytes(beginning)
         at = start.find(RECORD_BODY)
-        self._connection = connection
-        connection.when_stalled(self._evict)
+        self.is_streamed = True
+        body = self._body = HeldBody(self._share, connection, self._cut_off)
+        connection.when_stalled(body.on_evicted)
         if left is not None:
             self.length = left - at - len(RECORD_BODY)
         super().on_result(start[:at] + b"}")
         self.on_stream_piece(start[at + len(RECORD_BODY) :])
 
     def on_stream_piece(self, piece: Piece) -> None:
+        body = self._body
+        if body is None:
+            return
+        if body.state == "holding" and not body.has_room(len(piece)):
+            self._cut_off()
+            return
         self.pieces.append(bytes(piece))
         self._unread += len(piece)
-        if self._unread > MOST_UNREAD and self._connection is not None:
-            self._connection.pause()
+        if self._unread > MOST_UNREAD:
+            body.client_stalled()
         self._woken.set()
 
     def on_stream_end(self) -> None:
+        self._end_body()
         self.is_whole = True
         self._woken.set()
 
@@ -72,13 +82,19 @@ class StreamedReply(PendingReply):
         self._fail(InternalError(BROKEN_REPLY, reason="upstream"))
 
     def _fail(self, failure: Exception) -> None:
+        self._end_body()
         self._failure = failure
         self._woken.set()
 
-    def _evict(self) -> None:
-        """Other calls need the connection, and the client does not read."""
+    def _cut_off(self) -> None:
+        """Other calls need the connection, the client does not read, and there is no room for the rest."""
         self.leave()
         self._fail(ConnectionAbortedError("the client did not read the reply"))
+
+    def _end_body(self) -> None:
+        if self._body is not None:
+            body, self._body = self._body, None
+            body.end()
 
     def leave(self) -> None:
         if self.flight is not None and not self.is_whole and self._failure is None:
@@ -86,6 +102,7 @@ class StreamedReply(PendingReply):
 
     def drop(self) -> None:
         self.leave()
+        self._end_body()
         self._share.give_all()
 
     async def next_piece(self) -> bytes:
@@ -100,6 +117,6 @@ class StreamedReply(PendingReply):
             await self._woken.wait()
         piece = self.pieces.popleft()
         self._unread -= len(piece)
-        if self._unread <= MOST_UNREAD and self._connection is not None and not self.is_whole:
-            self._connection.resume()
+        if self._unread <= MOST_UNREAD and self._body is not None and self._body.state != "passing":
+            self._body.client_reads()
         return piece

@@ -218,7 +218,7 @@ class RestCallHandler:
                 request.transport.abort()  # A body that ends early must not look complete.
             raise
         finally:  # The client may have left.
-            pending.leave()
+            pending.drop()
         return reply
 
 
