@@ -182,18 +182,15 @@ async def test_every_result_is_that_of_the_node_while_blocks_are_made_and_replac
         assert compared > READS_PER_ROUND * ROUNDS * 0.6
 
 
-def test_new_network_works_within_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    @on_uvloop
-    async def run() -> None:
-        with bitcoin_nodes("btcd", tmp_path, [SIMNET]) as nodes:
-            async with aiohttp.ClientSession() as session:
-                await wait_for(nodes, session)
-                made = await nodes[0].make(3)
-                async with new_network("bitcoin", nodes[0].url, tmp_path, monkeypatch) as harness:
-                    assert await harness.result("getblockcount") == 3
-                    assert await harness.result("getblockhash", [2]) == made[1]
-
-    run()
+@on_uvloop
+async def test_new_network_works_within_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with bitcoin_nodes("btcd", tmp_path, [SIMNET]) as nodes:
+        async with aiohttp.ClientSession() as session:
+            await wait_for(nodes, session)
+            made = await nodes[0].make(3)
+            async with new_network("bitcoin", nodes[0].url, tmp_path, monkeypatch) as harness:
+                assert await harness.result("getblockcount") == 3
+                assert await harness.result("getblockhash", [2]) == made[1]
 
 
 @on_uvloop

@@ -335,19 +335,16 @@ async def test_client_of_cosmjs_subscribes(nodes: list[CosmosNode], own_chain: N
         assert (seen["height"], seen["found"], seen["absent"]) == (2, True, True)
 
 
-def test_new_network_works_within_a_minute(
+@on_uvloop
+async def test_new_network_works_within_a_minute(
     nodes: list[CosmosNode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with aiohttp.ClientSession() as session:
-            nodes[0].session = session
-            await until(lambda: nodes[0].height(), within_s=60)
-            async with new_network("cosmos", nodes[0].url, tmp_path, monkeypatch) as harness:
-                result, error = await ask(harness, "block", {"height": "1"})
-                assert (result, error) == await nodes[0].raw("block", {"height": "1"})
-
-    run()
+    async with aiohttp.ClientSession() as session:
+        nodes[0].session = session
+        await until(lambda: nodes[0].height(), within_s=60)
+        async with new_network("cosmos", nodes[0].url, tmp_path, monkeypatch) as harness:
+            result, error = await ask(harness, "block", {"height": "1"})
+            assert (result, error) == await nodes[0].raw("block", {"height": "1"})
 
 
 @on_uvloop

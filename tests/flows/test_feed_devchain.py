@@ -70,42 +70,8 @@ async def listen(feed: NetworkFeed, topic: Topic, first: int | None = None) -> R
 
 
 @pytest.mark.parametrize("kinds", [["ws", "http"], ["http"]])
-def test_heads_logs_and_pending_transactions_of_a_real_chain(tmp_path: Path, kinds: list[str]) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with dev_chain(tmp_path) as chain:
-            urls = [chain.url.replace("http", "ws") if kind == "ws" else chain.url for kind in kinds]
-            async with running_worker({DEV: urls}) as running:
-                feed = running.app.feeds.find(DEV)
-                assert feed is not None
-                contract = (await chain.send(data=DEPLOYS))["contractAddress"]
-                await chain.send(to=contract)
-                start = int(await chain.call("eth_blockNumber"), 16) + 1
-                heads, all_events = await listen(feed, HEADS), await listen(feed, logs_topic(topics=[TOPIC]))
-                other = await listen(feed, logs_topic(address="0x" + "77" * 20))
-                pending = await listen(feed, Topic("newPendingTransactions", False))
-                for _ in range(5):
-                    await chain.send(to=contract)
-                await until(lambda: len(all_events.events) == 5)
-                await until(lambda: len(pending.events) == 5)
-                # Replay everything, then reorganise the last three blocks.
-                replayed = await listen(feed, logs_topic(address=contract), 1)
-                assert replayed.logs() == await chain.logs(1)
-                expected = {
-                    "heads": await chain.hashes(start),
-                    "logs": await chain.logs(start),
-                }
-                await until(lambda: heads.heads() == expected["heads"])
-                assert all_events.logs() == expected["logs"]
-                # Some of so many blocks report no parent.
-                await chain.call("hardhat_mine", "0x14")
-                await fork(chain, contract)
-                canonical, logs, all_logs = await chain.hashes(start), await chain.logs(start), await chain.logs(1)
-                await until(lambda: heads.heads() == canonical, within_s=30)
-                await until(lambda: all_events.logs() == logs)
-                await until(lambda: replayed.logs() == all_logs)
-                assert other.events == []
-
+@on_uvloop
+async def test_heads_logs_and_pending_transactions_of_a_real_chain(tmp_path: Path, kinds: list[str]) -> None:
     async def fork(chain: DevChain, contract: str) -> None:
         """Mine blocks with logs, remove them, and mine more in their place."""
         snapshot = await chain.call("evm_snapshot")
@@ -115,4 +81,35 @@ def test_heads_logs_and_pending_transactions_of_a_real_chain(tmp_path: Path, kin
         for _ in range(4):
             await chain.send(to=contract, value="0x0", data="0x01")
 
-    run()
+    async with dev_chain(tmp_path) as chain:
+        urls = [chain.url.replace("http", "ws") if kind == "ws" else chain.url for kind in kinds]
+        async with running_worker({DEV: urls}) as running:
+            feed = running.app.feeds.find(DEV)
+            assert feed is not None
+            contract = (await chain.send(data=DEPLOYS))["contractAddress"]
+            await chain.send(to=contract)
+            start = int(await chain.call("eth_blockNumber"), 16) + 1
+            heads, all_events = await listen(feed, HEADS), await listen(feed, logs_topic(topics=[TOPIC]))
+            other = await listen(feed, logs_topic(address="0x" + "77" * 20))
+            pending = await listen(feed, Topic("newPendingTransactions", False))
+            for _ in range(5):
+                await chain.send(to=contract)
+            await until(lambda: len(all_events.events) == 5)
+            await until(lambda: len(pending.events) == 5)
+            # Replay everything, then reorganise the last three blocks.
+            replayed = await listen(feed, logs_topic(address=contract), 1)
+            assert replayed.logs() == await chain.logs(1)
+            expected = {
+                "heads": await chain.hashes(start),
+                "logs": await chain.logs(start),
+            }
+            await until(lambda: heads.heads() == expected["heads"])
+            assert all_events.logs() == expected["logs"]
+            # Some of so many blocks report no parent.
+            await chain.call("hardhat_mine", "0x14")
+            await fork(chain, contract)
+            canonical, logs, all_logs = await chain.hashes(start), await chain.logs(start), await chain.logs(1)
+            await until(lambda: heads.heads() == canonical, within_s=30)
+            await until(lambda: all_events.logs() == logs)
+            await until(lambda: replayed.logs() == all_logs)
+            assert other.events == []

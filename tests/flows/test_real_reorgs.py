@@ -117,45 +117,40 @@ async def test_forked_upstream_takes_no_reads(nodes: list[RealNode], count: int,
 # Another chain
 
 
-def test_upstream_of_another_chain_takes_no_reads(nodes: list[RealNode], caplog: pytest.LogCaptureFixture) -> None:
-    @on_uvloop
-    async def run() -> None:
-        with hardhat_nodes(1, chain_ids=[1337]) as (stray,):
-            async with (
-                real_harness(nodes[1:2]),
-                fault_proxy(stray.port) as proxy,
-                running_worker({DEV: [proxy.url, nodes[1].url]}) as running,
-            ):
-                harness = NetworkHarness(running, DEV)
-                harness.tracker.withhold()
-                await harness.look()
-                await harness.shows("wrong_chain", "up")
-                for _ in range(8):
-                    await harness.result("eth_getBalance", [ADDRESS, "latest"], Cache_Control="no-cache")
-                assert proxy.methods["eth_getBalance"] == 0
-
-    with caplog.at_level(logging.INFO, logger="penstock.heads"):
-        run()
+@on_uvloop
+async def test_upstream_of_another_chain_takes_no_reads(
+    nodes: list[RealNode], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="penstock.heads"), hardhat_nodes(1, chain_ids=[1337]) as (stray,):
+        async with (
+            real_harness(nodes[1:2]),
+            fault_proxy(stray.port) as proxy,
+            running_worker({DEV: [proxy.url, nodes[1].url]}) as running,
+        ):
+            harness = NetworkHarness(running, DEV)
+            harness.tracker.withhold()
+            await harness.look()
+            await harness.shows("wrong_chain", "up")
+            for _ in range(8):
+                await harness.result("eth_getBalance", [ADDRESS, "latest"], Cache_Control="no-cache")
+            assert proxy.methods["eth_getBalance"] == 0
     assert [record.levelname for record in caplog.records if "another chain" in record.message] == ["ERROR"]
 
 
-def test_check_connect_names_the_upstream_of_another_chain(
+@on_uvloop
+async def test_check_connect_names_the_upstream_of_another_chain(
     nodes: list[RealNode], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with real_harness(nodes[:1]):
-            file = tmp_path / "penstock.toml"
-            file.write_text(
-                f'database.url = "postgresql://nobody@127.0.0.1:1/nothing"\nkeys.pepper = "{PEPPER}"\n'
-                + "".join(
-                    f'[[upstreams]]\nnetwork = "{network}"\nurl = "{nodes[0].url}"\n'
-                    for network in (DEV, "ethereum/mainnet")
-                )
+    async with real_harness(nodes[:1]):
+        file = tmp_path / "penstock.toml"
+        file.write_text(
+            f'database.url = "postgresql://nobody@127.0.0.1:1/nothing"\nkeys.pepper = "{PEPPER}"\n'
+            + "".join(
+                f'[[upstreams]]\nnetwork = "{network}"\nurl = "{nodes[0].url}"\n'
+                for network in (DEV, "ethereum/mainnet")
             )
-            assert await asyncio.to_thread(main, ["check", "--offline", "--connect", "--config", str(file)]) == 1
-
-    run()
+        )
+        assert await asyncio.to_thread(main, ["check", "--offline", "--connect", "--config", str(file)]) == 1
     rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines() if line}
     assert rows[f"{DEV}#1"] == ["up", "31337", str(len(BASE)), "0", "all=0", "yes", "local"]
     assert rows["ethereum/mainnet#1"][0] == "wrong_chain"

@@ -81,26 +81,23 @@ async def test_stream_that_reports_nothing_is_not_used_yet(monkeypatch: pytest.M
         assert harness.worker.app.networks.routes[NETWORK].streams[0].health.silent
 
 
-def test_check_connect_fails_for_a_stream_of_another_cluster(
+@on_uvloop
+async def test_check_connect_fails_for_a_stream_of_another_cluster(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    @on_uvloop
-    async def run() -> None:
-        calls, stream = SvmUpstream(SvmChain()), SvmFeedUpstream(SvmChain())
-        calls.answers["getGenesisHash"] = lambda _: "EtWTRABZaYq6iMfeYKouRu166VU2xqa1wcaWoxPkrZBG"
-        stream.answers["getGenesisHash"] = lambda _: OTHER_GENESIS
-        await calls.open()
-        await stream.open()
-        try:
-            given: list[Any] = [calls.url, stream.ws]
-            blocks = [f'[[upstreams]]\nnetwork = "{NETWORK}"\nurl = "{each}"\n' for each in given]
-            file = tmp_path / "penstock.toml"
-            file.write_text(CONFIG + "".join(blocks))
-            assert await asyncio.to_thread(main, ["check", "--offline", "--connect", "--config", str(file)]) == 1
-        finally:
-            await calls.close()
-            await stream.close()
-
-    run()
+    calls, stream = SvmUpstream(SvmChain()), SvmFeedUpstream(SvmChain())
+    calls.answers["getGenesisHash"] = lambda _: "EtWTRABZaYq6iMfeYKouRu166VU2xqa1wcaWoxPkrZBG"
+    stream.answers["getGenesisHash"] = lambda _: OTHER_GENESIS
+    await calls.open()
+    await stream.open()
+    try:
+        given: list[Any] = [calls.url, stream.ws]
+        blocks = [f'[[upstreams]]\nnetwork = "{NETWORK}"\nurl = "{each}"\n' for each in given]
+        file = tmp_path / "penstock.toml"
+        file.write_text(CONFIG + "".join(blocks))
+        assert await asyncio.to_thread(main, ["check", "--offline", "--connect", "--config", str(file)]) == 1
+    finally:
+        await calls.close()
+        await stream.close()
     rows = {line.split()[0]: line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("sol")}
     assert rows == {f"{NETWORK}#1": "up", f"{NETWORK}#2": "wrong_chain"}

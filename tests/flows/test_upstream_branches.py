@@ -37,11 +37,11 @@ def fork(harness: RpcHarness, upstream: ScriptedUpstream, depth: int) -> Chain:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_upstream_of_another_chain_gets_no_calls_until_it_serves_ours(
+@on_uvloop
+async def test_upstream_of_another_chain_gets_no_calls_until_it_serves_ours(
     count: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    @on_uvloop
-    async def run() -> None:
+    with caplog.at_level(logging.INFO, logger="penstock.heads"):
         async with rpc_harness(count) as harness:
             stray = harness.upstreams[0]
             stray.answers["eth_chainId"] = lambda _: "0x539"
@@ -58,9 +58,6 @@ def test_upstream_of_another_chain_gets_no_calls_until_it_serves_ours(
             await harness.look()
             await harness.shows(*["up"] * count)
             assert (await harness.call("eth_getBalance", [ADDRESS, "latest"], Cache_Control="no-cache")).status == 200
-
-    with caplog.at_level(logging.INFO, logger="penstock.heads"):
-        run()
     assert [record.levelname for record in caplog.records if "another chain" in record.message] == ["ERROR"]
 
 

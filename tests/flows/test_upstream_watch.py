@@ -18,9 +18,9 @@ def gauge(name: str, upstream: str) -> float | None:
     return REGISTRY.get_sample_value(f"penstock_upstream_{name}", {"upstream": upstream})
 
 
-def test_state_of_each_upstream_is_measured_and_its_changes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    @on_uvloop
-    async def run() -> None:
+@on_uvloop
+async def test_state_of_each_upstream_is_measured_and_its_changes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "penstock.fleet"):
         async with rpc_harness(2) as harness:
             watch = UpstreamWatch((harness.worker.app.networks,))
             one, two = (upstream.health for upstream in harness.route.upstreams)
@@ -42,6 +42,3 @@ def test_state_of_each_upstream_is_measured_and_its_changes_are_logged(caplog: p
         assert vars(line).items() >= {"upstream": one.label, "state": "open", "before": "up"}.items()
         assert vars(line)["reason"] == "too many calls failed"
         assert REASONS.keys() == set(STATES)
-
-    with caplog.at_level(logging.INFO, "penstock.fleet"):
-        run()

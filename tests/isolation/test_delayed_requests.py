@@ -24,11 +24,11 @@ async def sent(harness: RpcHarness, stack: AsyncExitStack, plan: str, body: byte
 
 
 @pytest.mark.parametrize("plan", ["latency=30s", "slow-body=16B/s"])
-def test_account_has_few_delayed_requests_at_a_time(plan: str) -> None:
+@on_uvloop
+async def test_account_has_few_delayed_requests_at_a_time(plan: str) -> None:
     body = rpc("eth_chainId") + b" " * 100_000
-
-    @on_uvloop
-    async def run() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fault_injection, "MOST_OF_ACCOUNT", MOST)
         async with rpc_harness(1, network=TEST) as harness, AsyncExitStack() as stack:
             for name in ("attacker", "good"):
                 harness.worker.add_key(name, live=False)
@@ -46,10 +46,6 @@ def test_account_has_few_delayed_requests_at_a_time(plan: str) -> None:
             await until(lambda: repr(faults).startswith(f"<FaultInjection {MOST + 1} delayed"))
             await held.aclose()
             await until(lambda: repr(faults) == "<FaultInjection 0 delayed requests>")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fault_injection, "MOST_OF_ACCOUNT", MOST)
-        run()
 
 
 @on_uvloop
