@@ -63,7 +63,7 @@ class Outcome:
     alone: Sequence[Sample]
     beside: Sequence[Sample]
     growth_mib: Sequence[float]
-    # What the attack was answered, by status, if it sends one input after the other.
+    # Replies to the attack, by status, if it sends one input after the other.
     replies: Mapping[str, int]
 
     @property

@@ -203,7 +203,7 @@ def measure(load: Load, target: Target, layout: machine.Layout, *, workdir: Path
 
 
 def sample_of(seen: dict[str, float], cpu_s: float, busy: Sequence[float]) -> Sample:
-    """What a generator printed, and what the machine did meanwhile."""
+    """A generator's output, and the machine's load meanwhile."""
     return Sample(
         requests=int(seen["requests"]),
         elapsed_s=seen["elapsed_s"],

@@ -1,5 +1,5 @@
-"""What choosing by price saves: a day's calls on an own node and three providers, in virtual time, chosen by price among those
-that are equally fast, and by latency alone.
+"""Measures the savings of choosing by price: a day's calls on an own node and three providers, in virtual time, chosen by price
+among those that are equally fast, and by latency alone.
 
 The day is a captured one (`penstock capture`), if PENSTOCK_CAPTURED_DAY names its file. Otherwise it is made up: methods in the
 shares of a wallet's and an indexer's calls, and half as many calls at night as at noon. The own node serves AT_ONCE calls at a

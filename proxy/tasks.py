@@ -53,7 +53,7 @@ class Tasks:
         return f"<Tasks {', '.join(sorted(name for name, task in self._tasks.items() if not task.done()))}>"
 
     def start(self, name: str, loop: Callable[[], Awaitable[None]], *, of: object = None) -> None:
-        """Start a loop. `name`: one of a few, for logs and metrics. `of`: tells loops of the same name apart."""
+        """Start a loop. `name`: one of a few, for logs and metrics. `of`: distinguishes loops of the same name."""
         self._start(name if of is None else f"{name} {of}", self._run(name, loop))
 
     def start_once(self, name: str, work: Callable[[], Awaitable[None]], *, of: object) -> None:

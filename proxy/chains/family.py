@@ -67,8 +67,9 @@ class FinalResult:
 
 @dataclass(frozen=True, slots=True)
 class PageToken:
-    """Where params and results have the token of the next page, which only the upstream that gave it knows. `params`: paths,
-    one of which the params have. `code`: that of the error for a token that is not known."""
+    """The position of the next page's token in params and results. Only the upstream that returned a token knows it.
+
+    `params`: paths, one of which the params have. `code`: that of the error for a token that is not known."""
 
     params: tuple[str, ...]
     result: str

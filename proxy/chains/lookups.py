@@ -21,7 +21,7 @@ from proxy.core.data_bounds import DataKind
 UpstreamCall = tuple[str, bytes]
 # The number, the hash and the parent hash of a block. The parent hash is empty if it is not known.
 ReportedBlock = tuple[int, str, str]
-# How a family writes block numbers: `5`, `"5"` or `"0x5"`. Where they are text, numbers are read as well.
+# How a family writes block numbers: `5`, `"5"` or `"0x5"`. A family that writes text also accepts numbers.
 NumberForm = Literal["number", "text", "hex"]
 # Values by name, as JSON.
 Values = dict[str, bytes]

@@ -27,7 +27,7 @@ _NOT_ONE: Final = "is not a file of `penstock upstreams certify --resume`: name 
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """What is compared. A file of another comparison is not continued."""
+    """Identifies the comparison. A file of another one is not continued."""
 
     network: str
     against: str

@@ -48,7 +48,7 @@ class DueCall:
 
 
 class ReplayTarget:
-    """Where calls are sent. `url` has `{network}` in its path, unless it is for one network."""
+    """The service that calls are sent to. `url` has `{network}` in its path, unless it is for one network."""
 
     def __init__(self, url: str, key: str, placeholder: str) -> None:
         parts = urlsplit(url)

@@ -278,7 +278,7 @@ class KeyRestrictions:
 
 
 def remedy(member: str) -> str:
-    """What the holder of the account can do about a refusal because of this member of the key."""
+    """The remedy that the account's holder has for a refusal because of this member of the key."""
     return f"change its {member} on the dashboard's page API keys, or with PATCH /v1/account/keys/{{id}}"
 
 

@@ -15,7 +15,7 @@ from proxy.core.alerts import Alert
 
 AlertFormat = Literal["json", "slack", "pagerduty"]
 ALERT_FORMATS: Final[tuple[AlertFormat, ...]] = get_args(AlertFormat)
-# Where PagerDuty takes events, unless the account is in its service region of the EU.
+# PagerDuty's URL for events, except for accounts in its EU region.
 PAGERDUTY_URL: Final = "https://events.pagerduty.com/v2/enqueue"
 # "The maximum permitted length of this property is 1024 characters."
 _MOST_SUMMARY: Final = 1024

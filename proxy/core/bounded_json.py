@@ -369,7 +369,7 @@ def _parsed(text: bytes | bytearray) -> Any:
 
 
 def _path_of_nul(value: Any) -> str:
-    """Where the first string with U+0000 is."""
+    """The position of the first string with U+0000."""
     left: list[tuple[Any, str]] = [(value, "")]
     for node, path in left:
         if node == _NUL:

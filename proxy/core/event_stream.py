@@ -22,7 +22,7 @@ class SentEvent:
     data: bytes
 
     def encoded(self) -> bytes:
-        """The event as clients receive it, written anew."""
+        """The event in the form that clients receive."""
         first = b"event: %b\n" % self.name if self.name else b""
         return first + b"".join([b"data: %b\n" % line for line in self.data.split(b"\n")]) + b"\n"
 
@@ -37,7 +37,7 @@ class EventReader:
 
     def __init__(self, longest: int = LONGEST_EVENT) -> None:
         self._longest = longest
-        # What came after the last whole event, with line feeds as its only line ends.
+        # The bytes after the last whole event, with line feeds as their only line ends.
         self._rest = bytearray()
         # A carriage return at the end of a piece may belong to a line feed that follows it.
         self._is_after_return = False

@@ -202,7 +202,7 @@ def networks_of(views: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def status_of(healths: Iterable[UpstreamHealth], now: float) -> Literal["up", "degraded", "down"]:
-    """What the states of a network's upstreams mean for its users. One that is withheld takes no calls, whatever its state."""
+    """How the states of a network's upstreams affect its users. A withheld upstream takes no calls, whatever its state."""
     found = {state_of(health, now) for health in healths if not health.withheld}
     if "up" in found:
         return "up"

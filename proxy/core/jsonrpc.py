@@ -52,10 +52,13 @@ class Envelope(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class Dialect(msgspec.Struct, frozen=True):
-    """What the clients of a chain family send beside JSON-RPC 2.0. `named_params`: params may be an object. `only_named`: they
-    must be one. `old_versions`: calls may be of JSON-RPC 1.0 or 1.1, whose version is in `jsonrpc`, in `version` or nowhere.
-    `says_ok`: replies have the member `ok` beside those of JSON-RPC. `lone_object`: params of methods that begin like this may
-    be an object, which is read as an array with this one item. A service's SDK sends them so."""
+    """The forms besides JSON-RPC 2.0 that clients of a chain family send.
+
+    `named_params`: params may be an object. `only_named`: they must be one. `old_versions`: calls may be of JSON-RPC 1.0 or
+    1.1, whose version is in `jsonrpc`, in `version` or nowhere. `says_ok`: replies have the member `ok` beside those of
+    JSON-RPC. `lone_object`: params of methods that begin like this may be an object, which is read as an array with this
+    one item. A service's SDK sends them so.
+    """
 
     named_params: bool = False
     only_named: bool = False

@@ -1,4 +1,4 @@
-"""Who runs an upstream. Votes count per operator, because the upstreams of one operator can fail, lie or be replaced together.
+"""Operators of upstreams. Votes count per operator, since the upstreams of one operator can fail, lie or be replaced together.
 
 Settings name the operator. Without a name it is the domain of the URL's host: other subdomains, ports, paths and credentials do
 not make another operator. All hosts that are not on the public internet are one operator. In doubt, two upstreams count as one

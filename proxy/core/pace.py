@@ -1,8 +1,8 @@
 """The pace of calls to something that limits our rate with 429s: an upstream, or one of its methods.
 
-What answers 429 *rests* for as long as it asks, up to LONGEST_REST_S. During a rest, a trial call is allowed now and then; the
-time between trials doubles with each one that is refused. From the first 429 on, there are no more calls per second than were
-answered. This pace rises slowly, and ends after PACED_S without a 429.
+After a 429, the upstream or method *rests* for as long as it asks, up to LONGEST_REST_S. During a rest, a trial call is allowed
+now and then; the time between trials doubles with each one that is refused. From the first 429 on, there are no more calls per
+second than were answered. This pace rises slowly, and ends after PACED_S without a 429.
 
 Everything here is arithmetic on what is passed in; time is an argument.
 """

@@ -21,7 +21,7 @@ MOST_SIZE_UNITS: Final = 128
 BYTES_READ_PER_UNIT: Final = 2_048
 # The price of a request that is answered with an error for its own mistake.
 UNITS_OF_AN_ERROR: Final = 1
-# What each call of a batch may take before the batch counts as large: many small calls have prices of their own.
+# The bytes of each call of a batch before the batch counts as large: many small calls are priced one by one.
 FREE_BYTES_OF_A_CALL: Final = 1024
 
 
@@ -34,22 +34,22 @@ class UnitPrices:
 
 
 def size_units(size: int) -> int:
-    """What a call of this many bytes costs besides the price of its method."""
+    """The price of a call's size, besides that of its method."""
     return min(MOST_SIZE_UNITS, body_units(size))
 
 
 def body_units(size: int) -> int:
-    """What a body of this many bytes costs that is paid for while it arrives, so that there is no most."""
+    """The price of a body's size. It is paid while the body arrives, so it has no upper bound."""
     return -((FREE_BYTES - size) // BYTES_PER_UNIT) if size > FREE_BYTES else 0
 
 
 def reading_units(size: int) -> int:
-    """What reading an upstream's reply of this many bytes costs besides the price of its call."""
+    """The price of reading an upstream's reply of this size, besides that of its call."""
     return -((FREE_BYTES - size) // BYTES_READ_PER_UNIT) if size > FREE_BYTES else 0
 
 
 def request_units(data: bytes, start: int = 0) -> int:
-    """What the size of an unparsed request costs, which begins there."""
+    """The price of the size of an unparsed request, which begins at `start`."""
     size = len(data) - start
     if size > FREE_BYTES and jsonrpc.is_batch(data[start : start + jsonrpc.MOST_SPACE + 1]):
         size -= FREE_BYTES_OF_A_CALL * data.count(b'"method"', start)

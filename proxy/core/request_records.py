@@ -57,7 +57,7 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     reason: RecordReason
     called: str = ""
     units: int = 0
-    # What it cost at upstreams' providers, in billionths of a dollar.
+    # Its cost at upstreams' providers, in billionths of a dollar.
     cost: int = 0
     cache: str = ""
     took_s: float = 0.0
@@ -97,7 +97,7 @@ class RequestFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordReader:
-    """Who reads records, and which ones they may see. Operators have no bounds."""
+    """A reader of records, with the records that they may see. Operators may see all."""
 
     account: str | None = None
     # Only records on these networks, and those of the key that reads.

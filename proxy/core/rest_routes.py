@@ -72,7 +72,7 @@ class EventRoute:
 
 @dataclass(frozen=True, slots=True)
 class RestTransport:
-    """What passes between clients and REST upstreams beside paths, queries and bodies.
+    """The headers and types that pass between clients and REST upstreams.
 
     `types`: media types of replies; the first one is the default. `body_types`: those of requests. `request_headers` and
     `reply_headers`: the names of headers that are passed on, in lower case. `error_member`: the first member of bodies that are

@@ -227,7 +227,7 @@ class UpstreamGroup:
 
 
 def _cheapest(fit: list[UpstreamHealth], needs: UpstreamNeeds, policy: CostPolicy) -> list[UpstreamHealth]:
-    """Of those that are equally fast, the ones whose provider bills least for the call. One that is loaded is not fast. If a
+    """Among equally fast upstreams, those whose provider bills least for the call. A loaded upstream is not fast. If a
     cent is worth some wait, those whose wait and cost together are least, with others that are as fast at the same cost."""
     costs = [
         (

@@ -147,7 +147,7 @@ class UpstreamHealth:
         # Shown to operators: the host of its URL, and words from the settings.
         self.host = host
         self.labels = labels
-        # What rules choose it by: these labels, and those that follow from its settings and its client.
+        # Routing rules match these labels, and those that follow from its settings and its client.
         self._own_words = frozenset((*labels, f"name={name_in(label)}", f"operator={operator or label}"))
         self._own_words |= {"paid"} if meter is not None else frozenset()
         self.words = self._own_words

@@ -182,7 +182,7 @@ def _overlap(one: UrlAlias, left: UrlPattern, other: UrlAlias, right: UrlPattern
         or not _hosts_overlap(one, left.host, other, right.host)
     ):
         return False
-    # Where both name a parameter of the query, its values must be able to agree.
+    # If both name a parameter of the query, its values must be able to agree.
     shared = [(left.query[name], right.query[name]) for name in left.query.keys() & right.query.keys()]
     pairs = [*zip(left.host, right.host, strict=False), *zip(left.path, right.path, strict=True), *shared]
     if not all(_agree(one, word, other, text) for word, text in pairs):

@@ -37,7 +37,7 @@ class AlertSetup:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Where alerts are to be sent: `url` is None for nowhere. `is_another`: the present webhook cannot just change its URL."""
+    """The target of alerts. `url` is None if none are sent. `is_another`: the present webhook cannot just change its URL."""
 
     url: str | None
     format: AlertFormat

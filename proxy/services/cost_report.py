@@ -1,4 +1,4 @@
-"""What calls to upstreams cost: by upstream, method and account, beside what accounts were charged, for operators.
+"""The cost of calls to upstreams: by upstream, method and account, beside what accounts were charged, for operators.
 
 The cost is counted by attempt (`services/spending_log.py`), and units by usage. An account's revenue follows from its units and
 the price of its plan (`usage.unit_prices`). Savings are estimated: a reply from the cache, or one that a call shares with an
@@ -92,7 +92,7 @@ class Costs:
         return found
 
     def _revenue(self, account: Mapping[str, Any]) -> int | None:
-        """What the account pays for its units, in billionths of a dollar; None if its plan has no price."""
+        """The account's price of its units, in billionths of a dollar; None if its plan has no price."""
         price = self._unit_prices.get(account["plan"])
         return None if price is None else int(account["units"] * price * NANOS_PER_USD / UNITS_PER_PRICE)
 

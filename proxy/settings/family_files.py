@@ -21,7 +21,7 @@ from proxy.core.rest_routes import EventRoute, RestTransport, template_fault
 from proxy.core.upstream_errors import ErrorRule, matching
 from proxy.settings.toml_files import checked, with_line
 
-# What statuses of REST upstreams mean where the family's own rules do not say otherwise. Something that is not found may be
+# How statuses of REST upstreams are read, unless the family has rules for them. Something that is not found may be
 # missing because the upstream is behind.
 _OF_STATUSES: tuple[ErrorRule, ...] = (
     matching("invalid", codes=(400, 406, 411, 413, 414, 415, 422)),

@@ -31,7 +31,7 @@ _LISTS = ("upstreams", "bundlers")
 
 
 class NetworkList(msgspec.Struct, frozen=True):
-    """Where a provider lists its networks; `schemas/config/provider.json` describes the members."""
+    """The URL and format of a provider's list of networks; `schemas/config/provider.json` describes the members."""
 
     url: str
     entries: str

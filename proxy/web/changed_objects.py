@@ -35,7 +35,7 @@ class ChangedObject:
     is_deleted: bool
 
     def changes(self, before: Mapping[str, Any] | None, reply: Any) -> Changes:
-        """What a change with this reply altered. `before`: the object before it; None if that is unknown."""
+        """The fields that a change with this reply altered. `before`: the object before it; None if that is unknown."""
         if before is None and not self.is_created:
             return NO_CHANGES
         after = None if self.is_deleted or not isinstance(reply, Mapping) else self._visible(reply)

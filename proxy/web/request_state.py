@@ -35,7 +35,7 @@ class RequestState:
     directives: Directives | None = None
     # The price, if it is known.
     units: int | None = None
-    # What it cost at upstreams' providers, in billionths of a dollar.
+    # Its cost at upstreams' providers, in billionths of a dollar.
     cost: int = 0
     cache: str = ""
     upstream: str = ""

@@ -53,7 +53,7 @@ _LENGTHS: Final = [_length(size) for size in range(1024)]
 
 @dataclass(frozen=True, slots=True)
 class PoolTerms:
-    """Where a pool's connections lead, and how many it opens. `depth`: the calls on each at a time. `batch`: those in one
+    """The target of a pool's connections, and how many it opens. `depth`: the calls on each at a time. `batch`: those in one
     request."""
 
     address: UpstreamAddress

@@ -247,7 +247,7 @@ def _approval(log: ChainLog) -> TokenApproval | None:
 
 
 def balance_changes(transfers: Iterable[Transfer]) -> dict[HeldAsset, int]:
-    """What the holders gain and lose by the transfers, without those who end as they began. The zero address holds nothing."""
+    """The holders' gains and losses by the transfers, without those that end as they began. The zero address holds nothing."""
     sums: Counter[HeldAsset] = Counter()
     for each in transfers:
         for holder, change in ((each.sender, -each.amount), (each.recipient, each.amount)):

@@ -201,7 +201,7 @@ def merge(results: Iterable[bytes]) -> bytes:
 
 
 class _LogPlace(msgspec.Struct, frozen=True, gc=False):
-    """Where a log is. Numbers of old nodes may have leading zeros."""
+    """The block and the index of a log. Numbers of old nodes may have leading zeros."""
 
     blockNumber: str
     logIndex: str
@@ -246,7 +246,7 @@ _AFTER_ALL = 1 << 62
 
 def trace_places(traces: bytes) -> list[tuple[Place, bytes]]:
     """The traces of a part, each with its place: the block, the transaction, the address in the tree of calls, the reward, and
-    a number that tells equal ones of this part apart. Raises ValueError if one has none."""
+    a number that distinguishes equal ones of this part. Raises ValueError if one has none."""
     try:
         items = _items(traces)
         found = [_trace_place(_trace(each)) for each in items]

@@ -358,7 +358,7 @@ class ErpcImport:
         return {"archive": None, "bounds": dict.fromkeys(DATA_KINDS, oldest)}
 
     def _credits(self, entry: Entry, url: str, defaults: Entry | None) -> dict[str, Any]:
-        """What its calls cost at the provider, and a budget that is counted so."""
+        """The prices of its calls at the provider, and a budget in the same credits."""
         found: dict[str, Any] = {}
         if (units := entry.get("creditUnits")) is not None:
             found["credits"] = {name: each.integer() for name, each in units.items()}

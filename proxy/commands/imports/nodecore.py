@@ -16,7 +16,7 @@ _CALLS = ("json-rpc", "websocket")
 _TENDERMINT = "tendermint"
 # The interfaces of a node that are chains of their own here: cosmoshub-lcd, tron-evm.
 _BESIDE = {"rest": "lcd", "json-rpc": "evm", "websocket": "evm"}
-# nodecore listens here unless told otherwise.
+# nodecore's default port.
 _PORT = 9090
 
 

@@ -54,7 +54,7 @@ class _AccountTurns:
         self._debtors.add(self)
 
     def take_debt(self) -> int:
-        """What the account owes. The caller pays it."""
+        """The account's debt, which the caller pays."""
         owed, self._owed = self._owed, 0
         self._debtors.discard(self)
         return owed
@@ -106,9 +106,9 @@ class Meter:
         self.key = key
         self.paid = prepaid
         self.used = 0
-        # What the request costs at least, for its size.
+        # The least price of the request, for its size.
         self.least = 0
-        # What the calls cost at their upstreams' providers, in billionths of a dollar.
+        # The cost of its calls at their upstreams' providers, in billionths of a dollar.
         self.cost = 0
         self.pays_for_hits = False
         # For how long the request has waited for units in all, how many of its payments wait now, and since when.
@@ -131,7 +131,7 @@ class Meter:
 
     @property
     def due(self) -> int:
-        """What the request costs so far, paid or not."""
+        """The price of the request so far, paid or not."""
         return max(self.least, self.used) + self._owed
 
     def affords(self, price: int) -> int:

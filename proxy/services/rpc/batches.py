@@ -331,7 +331,7 @@ class CallBatch:
         self.took_s = 0.0
         self.answered_label = ""
         self._block = 0
-        # What reads and admits the items, or sends the plain reads, until that is done.
+        # The object that reads and admits the items or sends the plain reads, until that is done.
         self._admitting: BatchAdmitting | None = None
         self._open = -1
         self._done = done

@@ -1,4 +1,4 @@
-"""What a key may call: the checks of a call before it is charged."""
+"""Checks whether a key may make a call, before it is charged."""
 
 from __future__ import annotations
 

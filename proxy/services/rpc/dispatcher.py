@@ -336,7 +336,7 @@ class Dispatcher(FlightHandler):
         self.receive(flight, reply, upstream, now, now - began)
 
     def on_late(self, flight: Flight, upstream: Upstream, headers: ReplyHeaders, body: bytes) -> None:
-        """Of the reply to an attempt that was given up, only the price matters."""
+        """The attempt was given up, so only the price of its reply matters."""
         outcome = failure_in(headers, body, flight.id)
         if outcome:
             flight.billed_as(upstream, outcome)

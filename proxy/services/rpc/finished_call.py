@@ -29,7 +29,7 @@ class FinishedCall(msgspec.Struct, kw_only=True, frozen=True):
     # How usage counts it, if it has an error.
     outcome: Outcome = "errors"
     units: int = 0
-    # What it cost at upstreams' providers, in billionths of a dollar, unless it is a flight or a batch, which know it.
+    # Its cost at upstreams' providers, in billionths of a dollar, unless it is a flight or a batch, which know it.
     cost: int = 0
     cache: str = ""
     # The bytes of the reply.

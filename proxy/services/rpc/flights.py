@@ -192,7 +192,7 @@ class Flight:
     attempt_log: list[RecordedAttempt] | None = None
     # The number of attempts.
     tries = 0
-    # What its attempts cost, and the calls that it was split into, in billionths of a dollar.
+    # The cost of its attempts, and of the calls that it was split into, in billionths of a dollar.
     cost = 0
 
     def __init__(
@@ -294,7 +294,7 @@ class Flight:
     # Cost
 
     def _spender(self) -> Spender:
-        """Who pays for its attempts."""
+        """Return who pays for its attempts."""
         payer = self.call.payer
         key = payer.key if isinstance(payer, Meter) else payer
         is_own = key is not None and key.account.id == self.client
@@ -591,7 +591,7 @@ class Caller(Waiter, Protocol):
 
 
 def cost_of(flight: Flight | None, cache: str) -> int:
-    """What a call cost at upstreams' providers, in billionths of a dollar. One that joined another call cost nothing."""
+    """The cost of a call at upstreams' providers, in billionths of a dollar. One that joined another call cost nothing."""
     return 0 if flight is None or cache == "join" else flight.cost
 
 

@@ -37,7 +37,7 @@ class Probe:
         self.is_answered = False
         # Whether it limits our rate.
         self.is_limited = False
-        # What kind of error it replied with, if it did.
+        # The kind of error that it replied with, if any.
         self.error = ""
         self.lacks_method = False
         self.error_reply = b""

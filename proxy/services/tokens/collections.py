@@ -38,8 +38,8 @@ class ImageSource(Protocol):
     """Metadata of NFTs."""
 
     async def known(self, network: Network, nfts: Sequence[tuple[bytes, int]]) -> Sequence[Mapping[str, Any] | None]:
-        """What is known of each NFT (name, image_url, image_gateway_url, description, traits, fetch_status); None if it cannot
-        be read soon."""
+        """The known members of each NFT (name, image_url, image_gateway_url, description, traits, fetch_status); None if it
+        cannot be read soon."""
         ...
 
     async def document(self, uri: str) -> Mapping[str, str] | None:

@@ -104,7 +104,7 @@ _read_rating = msgspec.json.Decoder(_Rating).decode
 
 
 class _Wallet(NamedTuple):
-    """What a holder has on one network: its coin, if any, and its tokens in order."""
+    """A holder's balances on one network: the coin, if any, and its tokens in order."""
 
     coin: list[_Asset]
     tokens: list[_Asset]

@@ -111,7 +111,7 @@ class Backtest:
         try:
             found = await self._run(network, event_type, config, first=first, last=last)
             if meter is not None:
-                await meter.pay(0)  # What it still owes: nothing is held any more.
+                await meter.pay(0)  # Pay the remaining debt: nothing is held any more.
             return found
         finally:
             self._running[client] -= 1

@@ -24,7 +24,7 @@ _HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TRAILER = b"\xff\xff"
 # Rows of an address that are scanned for one page, if a filter may refuse most of them.
 SCANNED = 1000
-# Of a contract, the blocks in the first range that is looked through, the number of ranges, and the rows after which a range
+# For a contract: the blocks in the first range that is looked through, the number of ranges, and the rows after which a range
 # is halved three times. A single block is read whole.
 FIRST_RANGE, RANGES, MOST_ROWS, ROWS_OF_BLOCK = 64, 12, 2000, 1_000_000
 # Tables ahead of the newest block, in blocks: created long before they are needed.

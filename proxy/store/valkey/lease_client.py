@@ -159,7 +159,7 @@ class LeaseClient:
         self._ask_again(bucket_index)
 
     def _add(self, bucket_index: int, sent: SentAsk, reply: list[int]) -> None:
-        """What is granted is worth what it cost when it was asked for. The limit may have changed (`LeasedRate.slow_to`)."""
+        """Granted tokens keep their value of the time of the request. The limit may have changed (`LeasedRate.slow_to`)."""
         requests, units, life_us, wait_us, granted, epoch, there_us = reply
         rate, guard = self._buckets.rates[bucket_index]
         given = LeaseGrant(

@@ -1,4 +1,4 @@
-"""What upstreams cost, their budgets, how those on trial compare, and their promotion: /admin/costs and more, for operators."""
+"""Costs and budgets of upstreams, how those on trial compare, and their promotion: /admin/costs and more, for operators."""
 
 from __future__ import annotations
 

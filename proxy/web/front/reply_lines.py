@@ -78,7 +78,7 @@ def upstream_line(route: Route, caller: Caller) -> bytes:
 
 
 def cost_line(directives: Directives | None, caller: Caller) -> bytes:
-    """What the call cost at providers, if the request wants to know."""
+    """The cost of the call at providers, if the request asks for it."""
     if directives is None or not directives.cost:
         return b""
     return b"X-Cost: %b\r\n" % in_usd(cost_of(caller.flight, caller.cache)).encode()

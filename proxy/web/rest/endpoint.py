@@ -134,7 +134,7 @@ def data_of(found: Any) -> Any:
 
 
 def changes_of(changed: ChangedObject | None, before: Mapping[str, Any] | None, found: Any) -> Changes:
-    """What a handler with this result has changed."""
+    """The objects that a handler with this result has changed."""
     if isinstance(found, RestReply) and found.changes != NO_CHANGES:
         return found.changes
     return NO_CHANGES if changed is None else changed.changes(before, data_of(found))

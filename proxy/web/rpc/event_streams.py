@@ -190,7 +190,7 @@ class EventClient:
         self._transport = transport
 
     async def next_bytes(self) -> bytes:
-        """What is to be written next; empty at the end. What was returned before is written."""
+        """The next bytes to write; empty at the end. Those that were returned before have been written."""
         self._give_back(self._being_written)
         self._being_written = 0
         while not self._queue and self.is_open:
@@ -215,7 +215,7 @@ class EventClient:
         self._give_back(self._bytes)
 
     def _stop(self) -> None:
-        """No event follows. What is queued may still be written."""
+        """No event follows. Queued ones may still be written."""
         self.is_open = False
         self._kind.open -= 1
         self._woken.set()
