@@ -45,6 +45,8 @@ class Fault(Exception):
     usual_reason: ClassVar[Reason] = "internal"
     # Units of upstream calls that were made before the failure, and that are not refunded.
     _kept_units = 0
+    # The price of the call is not refunded either.
+    _keeps_price = False
 
     def __init__(
         self, message: str, *, details: dict[str, Any] | None = None, param: str = "", reason: Reason | None = None
@@ -69,9 +71,15 @@ class Fault(Exception):
         """These units of the request stay charged."""
         self._kept_units += units
 
-    def take_kept(self) -> int:
-        """The units that stay charged, for the first caller that counts them: others share the failure, not the cost."""
-        kept, self._kept_units = self._kept_units, 0
+    def keep_price(self) -> None:
+        """Calls were made for the price of the call: it stays charged."""
+        self._keeps_price = True
+
+    def take_kept(self) -> tuple[int, bool]:
+        """The units that stay charged, and whether the price does, for the first caller that counts them: others share the
+        failure, not the cost."""
+        kept = self._kept_units, self._keeps_price
+        self._kept_units, self._keeps_price = 0, False
         return kept
 
     def body(self, site: str = "") -> dict[str, Any]:

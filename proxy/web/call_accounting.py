@@ -63,8 +63,8 @@ class CallAccounting:
     def refund(self, key: Key, fault: Fault, units: int) -> int:
         """Refund a call that failed through our fault, and return what it still costs: the further upstream calls that were
         made for it, and its own price if it is not refunded."""
-        further = fault.take_kept()
-        if not isinstance(fault, InternalError):
+        further, keeps_price = fault.take_kept()
+        if keeps_price or not isinstance(fault, InternalError):
             return units + further
         self._admission.refund(key, 1, units)
         return further

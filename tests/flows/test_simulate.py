@@ -152,8 +152,14 @@ async def test_transactions_that_nodes_refuse_are_a_400_with_the_reason() -> Non
 @pytest.mark.parametrize("reply", [b"null", b"[]", b'[{"number": "0x6", "calls": []}]'])
 @on_uvloop
 async def test_result_that_is_none_is_no_answer(reply: bytes) -> None:
+    """It is paid for: the upstream has worked."""
     async with scripted_simulation(reply) as harness:
-        (await post(harness, "/simulate/ethereum", {"transactions": [PAYMENT]})).fault(503)
+        refused = await post(harness, "/simulate/ethereum", {"transactions": [PAYMENT]})
+        refused.fault(503)
+        assert refused.headers["x-compute-units"] == "10"
+        refused = await harness.call("alchemy_simulateAssetChanges", [{**PAYMENT, "value": "0x6"}])
+        refused.fault(503)
+        assert refused.headers["x-compute-units"] == "10"
 
 
 @pytest.mark.parametrize(

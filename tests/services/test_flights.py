@@ -310,7 +310,7 @@ async def test_charge_finds_its_payer() -> None:
         fault, flight = Unavailable("down"), flight_of(route)
         flight.charge(key, 0, None)
         flight.charge(key, 5, fault)
-        assert fault.take_kept() == 5
+        assert fault.take_kept() == (5, False)
         flight.charge(key, 7, None)
         assert key.tallies[flight.policy.tally].units == 7
 

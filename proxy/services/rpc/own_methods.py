@@ -114,6 +114,8 @@ class OwnMethods:
                 caller.on_error(outcome.error)
             case Fault():
                 outcome.keep(further)
+                if meter.used > 0:
+                    outcome.keep_price()
                 caller.on_fault(outcome)
 
     async def _outcome(
