@@ -162,7 +162,7 @@ async def test_addresses_with_equal_hashes_in_the_index_have_their_own_pages(dat
     async with history(database, []) as api:
         pair = await api.database.fetchval(
             "select array_agg(address) from generate_series(1, 150000) as n, substr(sha256(int4send(n)), 1, 20) as address"
-            " group by hashbyteaextended(address, 0) << 34 having count(*) > 1 limit 1"
+            " group by hashtextextended(encode(address, 'hex'), 0) << 34 having count(*) > 1 limit 1"
         )
         found = [
             Transfer(20, CONTRACTS[0], pair[n % 2], PEOPLE[0], n, 0, f"0x{n:064x}", 0, 0, n) for n in range(1, LAST, 5)

@@ -260,8 +260,8 @@ create table transfers (
 
 -- One number of 30 bits of an address's hash and 34 of the block (17 billion) makes an entry a third smaller than the two columns
 -- would. It orders the transfers of an address by block; readers compare the whole address.
-create index transfers_of_sender on transfers ((hashbyteaextended(sender, 0) << 34 | block));
-create index transfers_of_recipient on transfers ((hashbyteaextended(recipient, 0) << 34 | block));
+create index transfers_of_sender on transfers ((hashtextextended(encode(sender, 'hex'), 0) << 34 | block));
+create index transfers_of_recipient on transfers ((hashtextextended(encode(recipient, 'hex'), 0) << 34 | block));
 -- One entry per 32 pages: finds the rows of a block, and the pages that may have rows of a contract.
 create index transfers_by_block on transfers using brin (
     block, contract bytea_bloom_ops (n_distinct_per_range = 500, false_positive_rate = 0.01)

@@ -115,20 +115,20 @@ select transfers_block_at($1::smallint, $2);
 with sides as (
     (
         select block, place, tx, category, sender, recipient, contract, amount, token_id from transfers
-        where $3 and network = $1 and (hashbyteaextended(sender, 0) << 34 | block)
-                between (hashbyteaextended($2::bytea, 0) << 34 | least($7::bigint, (1::bigint << 34) - 1))
-                and (hashbyteaextended($2::bytea, 0) << 34 | least($5::bigint, (1::bigint << 34) - 1))
+        where $3 and network = $1 and (hashtextextended(encode(sender, 'hex'), 0) << 34 | block)
+                between (hashtextextended(encode($2::bytea, 'hex'), 0) << 34 | least($7::bigint, (1::bigint << 34) - 1))
+                and (hashtextextended(encode($2::bytea, 'hex'), 0) << 34 | least($5::bigint, (1::bigint << 34) - 1))
             and block <= $5 and (block, place) < ($5::bigint, $6::bigint) and block >= $7
-        order by hashbyteaextended(sender, 0) << 34 | block desc fetch first $8 rows with ties
+        order by hashtextextended(encode(sender, 'hex'), 0) << 34 | block desc fetch first $8 rows with ties
     )
     union all
     (
         select block, place, tx, category, sender, recipient, contract, amount, token_id from transfers
-        where $4 and network = $1 and (hashbyteaextended(recipient, 0) << 34 | block)
-                between (hashbyteaextended($2::bytea, 0) << 34 | least($7::bigint, (1::bigint << 34) - 1))
-                and (hashbyteaextended($2::bytea, 0) << 34 | least($5::bigint, (1::bigint << 34) - 1))
+        where $4 and network = $1 and (hashtextextended(encode(recipient, 'hex'), 0) << 34 | block)
+                between (hashtextextended(encode($2::bytea, 'hex'), 0) << 34 | least($7::bigint, (1::bigint << 34) - 1))
+                and (hashtextextended(encode($2::bytea, 'hex'), 0) << 34 | least($5::bigint, (1::bigint << 34) - 1))
             and block <= $5 and (block, place) < ($5::bigint, $6::bigint) and block >= $7
-        order by hashbyteaextended(recipient, 0) << 34 | block desc fetch first $8 rows with ties
+        order by hashtextextended(encode(recipient, 'hex'), 0) << 34 | block desc fetch first $8 rows with ties
     )
 ),
 scanned as materialized (select * from sides order by block desc, place desc limit $8),
@@ -152,20 +152,20 @@ order by m.block desc, m.place desc;
 with sides as (
     (
         select block, place, tx, category, sender, recipient, contract, amount, token_id from transfers
-        where $3 and network = $1 and (hashbyteaextended(sender, 0) << 34 | block)
-                between (hashbyteaextended($2::bytea, 0) << 34 | least($5::bigint, (1::bigint << 34) - 1))
-                and (hashbyteaextended($2::bytea, 0) << 34 | least($7::bigint, (1::bigint << 34) - 1))
+        where $3 and network = $1 and (hashtextextended(encode(sender, 'hex'), 0) << 34 | block)
+                between (hashtextextended(encode($2::bytea, 'hex'), 0) << 34 | least($5::bigint, (1::bigint << 34) - 1))
+                and (hashtextextended(encode($2::bytea, 'hex'), 0) << 34 | least($7::bigint, (1::bigint << 34) - 1))
             and block >= $5 and (block, place) > ($5::bigint, $6::bigint) and block <= $7
-        order by hashbyteaextended(sender, 0) << 34 | block fetch first $8 rows with ties
+        order by hashtextextended(encode(sender, 'hex'), 0) << 34 | block fetch first $8 rows with ties
     )
     union all
     (
         select block, place, tx, category, sender, recipient, contract, amount, token_id from transfers
-        where $4 and network = $1 and (hashbyteaextended(recipient, 0) << 34 | block)
-                between (hashbyteaextended($2::bytea, 0) << 34 | least($5::bigint, (1::bigint << 34) - 1))
-                and (hashbyteaextended($2::bytea, 0) << 34 | least($7::bigint, (1::bigint << 34) - 1))
+        where $4 and network = $1 and (hashtextextended(encode(recipient, 'hex'), 0) << 34 | block)
+                between (hashtextextended(encode($2::bytea, 'hex'), 0) << 34 | least($5::bigint, (1::bigint << 34) - 1))
+                and (hashtextextended(encode($2::bytea, 'hex'), 0) << 34 | least($7::bigint, (1::bigint << 34) - 1))
             and block >= $5 and (block, place) > ($5::bigint, $6::bigint) and block <= $7
-        order by hashbyteaextended(recipient, 0) << 34 | block fetch first $8 rows with ties
+        order by hashtextextended(encode(recipient, 'hex'), 0) << 34 | block fetch first $8 rows with ties
     )
 ),
 scanned as materialized (select * from sides order by block, place limit $8),
