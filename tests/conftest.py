@@ -57,19 +57,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     forked_run.add_option(parser)
 
 
-# The certificates of public authorities, which each interpreter would read when it imports aiohttp. That takes a tenth of a
-# second, and no test connects to a public host.
-AUTHORITIES = "SSL_CERT_FILE"
-
-
 def pytest_configure() -> None:
-    os.environ[AUTHORITIES] = os.devnull
     prepared_cluster.begin()
 
 
 def pytest_unconfigure() -> None:
     prepared_cluster.end()
-    del os.environ[AUTHORITIES]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
