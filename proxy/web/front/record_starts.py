@@ -10,10 +10,8 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Final, final
 
-import msgspec
-
 from proxy.core.bounded import make_room
-from proxy.core.rest_routes import RECORD_BODY, RestRecord, read_record
+from proxy.core.rest_routes import RECORD_BODY, RestRecord, read_beginning, read_record
 from proxy.web.rest_replies import body_of
 
 MOST_KNOWN: Final = 1024
@@ -93,14 +91,8 @@ def _phrase(status: int) -> str:
 
 
 def _read(beginning: bytes) -> RecordStart | None:
-    # Records from the operator's settings may have their members in any order.
-    if not beginning.startswith(b'{"status":') or b',"headers":{' not in beginning:
-        return None
-    try:
-        record = read_record(beginning + b"}")
-    except msgspec.DecodeError:
-        return None
-    return RecordStart(record.status, record.headers)
+    record = read_beginning(beginning)
+    return None if record is None else RecordStart(record.status, record.headers)
 
 
 def _read_whole(record: bytes) -> tuple[RecordStart, bytes | memoryview]:

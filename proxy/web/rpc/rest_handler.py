@@ -28,8 +28,8 @@ from proxy.core.rest_routes import (
     RestTransport,
     query_of,
     read_json,
-    read_record,
     segments_of,
+    split_record,
     target_of,
     write_params,
 )
@@ -181,7 +181,7 @@ class RestCallHandler:
                 if isinstance(shown, Fault):
                     return self._api.refuse(shown)
                 return web.Response(status=shown.status, body=body_of(shown), headers=shown.headers)
-            record = read_record(found)
+            record = split_record(found)
             if pending.is_streamed:
                 return await self._write(
                     request, web.StreamResponse(status=record.status, headers=record.headers), pending
