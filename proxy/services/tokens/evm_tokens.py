@@ -56,6 +56,8 @@ class EvmTokens:
         found: Balances = await self.cache.once(
             network.id, "balances", name, make=read, ttl_s=keep_s, read=portfolio.read_balances
         )
+        # Reading a list of thousands is a step of its own.
+        await next_turn()
         return found
 
     async def _read_balances(self, network: Network, holder: bytes, block: int) -> dict[str, Any]:
