@@ -6,6 +6,7 @@ network, method and params. There is nothing else in it: no account, key, addres
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,7 @@ from typing import Final
 import msgspec
 
 from proxy.errors import StartError
+from proxy.settings.given_files import read_bytes
 
 VERSION: Final = 1
 # Bounds of what a command reads into memory.
@@ -64,11 +66,10 @@ def write_capture(path: Path, began_at: str, calls: Iterable[CapturedCall]) -> N
 def read_capture(path: Path, network: str | None = None) -> list[CapturedCall]:
     """The calls of a file, all or those of one network."""
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise StartError([f"{path}: is larger than {MOST_BYTES >> 20} MiB: capture for a shorter time"])
-        lines = path.read_bytes().splitlines()
+        lines = read_bytes(path, MOST_BYTES).splitlines()
     except OSError as exc:
-        raise StartError([f"{path}: cannot be read: {exc.strerror}"]) from None
+        advice = ": capture for a shorter time" if exc.errno == errno.EFBIG else ""
+        raise StartError([f"{path}: cannot be read: {exc.strerror}{advice}"]) from None
     _check_header(path, lines[0] if lines else b"")
     if len(lines) > MOST_CALLS + 1:
         raise StartError([f"{path}: has more than {MOST_CALLS:,} calls: capture for a shorter time"])

@@ -15,14 +15,14 @@ from typing import Final
 
 import msgspec
 
+from proxy.commands.capture_file import MOST_BYTES as MOST_CAPTURED
 from proxy.core.trials import MethodTrial, Trial
 from proxy.core.usage import BUCKETS
 from proxy.errors import StartError
+from proxy.settings.given_files import read_bytes
 
 VERSION: Final = 1
 SAVE_S: Final = 1.0
-# A report of all methods of a family is far smaller.
-MOST_BYTES: Final = 16 << 20
 _NOT_ONE: Final = "is not a file of `penstock upstreams certify --resume`: name another one"
 
 
@@ -38,7 +38,7 @@ class Comparison(msgspec.Struct, frozen=True):
     def of(cls, network: str, urls: tuple[str, str], calls: Path | None) -> Comparison:
         """`urls`: of the upstream in use, and of the candidate. `calls`: the file that the reads are taken from."""
         against, candidate = (_digest(url.encode()) for url in urls)
-        return cls(network, against, candidate, "" if calls is None else _digest(calls.read_bytes()))
+        return cls(network, against, candidate, "" if calls is None else _digest(read_bytes(calls, MOST_CAPTURED)))
 
 
 class CertifyState(msgspec.Struct, forbid_unknown_fields=True):
@@ -79,9 +79,7 @@ class CertifyProgress:
         if self._path is None or not self._path.exists():
             return
         try:
-            if self._path.stat().st_size > MOST_BYTES:
-                raise StartError([f"{self._path}: {_NOT_ONE}"])
-            state = _STATE.decode(self._path.read_bytes())
+            state = _STATE.decode(read_bytes(self._path))
         except OSError as exc:
             raise StartError([f"{self._path}: cannot be read: {exc.strerror}"]) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -29,6 +29,7 @@ from proxy.commands.progress import Progress
 from proxy.core.data_bounds import BoundSearch
 from proxy.dev.seed import write_private
 from proxy.errors import InvalidRequest, StartError
+from proxy.settings.given_files import read_bytes
 from proxy.settings.masking import masked_value
 from proxy.wire.no_redirects import no_redirects
 
@@ -469,7 +470,7 @@ def _blocks(args: argparse.Namespace, url: str, headers: Mapping[str, str], foun
 
 def _print(args: argparse.Namespace, found: Examination, blocks: list[dict[str, Any]]) -> None:
     if args.write is not None:
-        old = args.write.read_bytes() if args.write.exists() else b""
+        old = read_bytes(args.write) if args.write.exists() else b""
         separator = b"\n" if old and not old.endswith(b"\n\n") else b""
         write_private(args.write, old + separator + _text(blocks, shows_secrets=True).encode())
     if args.json:

@@ -10,6 +10,7 @@ from typing import Any
 from proxy.core.url_aliases import NetworkFinder, UrlAlias, UrlAliases, UrlPattern, clashes
 from proxy.data_files import CONFIG
 from proxy.errors import StartError
+from proxy.settings.given_files import read_text
 from proxy.settings.providers import Provider, load_providers
 from proxy.settings.tables import DataDirectories, Tables
 from proxy.settings.toml_files import checked, line_of, with_line
@@ -66,7 +67,7 @@ class _AliasFile:
                 yield f"networks.{name}: there is no network {network}"
 
     def _patterns(self) -> tuple[UrlPattern, ...]:
-        text = self.path.read_text("utf-8")
+        text = read_text(self.path)
         return tuple(
             UrlPattern.of(
                 each["path"],

@@ -18,6 +18,7 @@ import msgspec
 from cryptography import x509
 
 from proxy.errors import StartError
+from proxy.settings.given_files import read_bytes
 from proxy.settings.sections import BundlerSettings, LinkSettings, RelaySettings, TlsSettings, UpstreamSettings
 
 # The names of a certificate and its key in a directory per name: of certbot, and of a Kubernetes secret.
@@ -213,7 +214,7 @@ def _reason(exc: Exception, chain: Path, key: Path) -> str:
 
 def _text(setting: str, file: Path, faults: list[str]) -> str:
     try:
-        return file.read_text("ascii")
+        return read_bytes(file).decode("ascii")
     except (OSError, ValueError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "it is not in PEM format"
         faults.append(f"{setting}: cannot read {file}: {reason}")

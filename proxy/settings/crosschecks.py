@@ -18,6 +18,7 @@ import orjson
 from proxy.chains.families import family_of
 from proxy.chains.registry import Network, nearest_network
 from proxy.core.routing_rules import fits
+from proxy.settings.given_files import read_text
 from proxy.settings.sections import (
     BudgetSettings,
     BundlerSettings,
@@ -359,7 +360,7 @@ def signer_key(given: PaymasterSettings | RelaySettings, environ: Mapping[str, s
     """Return the 32-byte signing key of a paymaster or relay. ValueError says what is wrong and never includes the value."""
     named = given.signer_env or given.signer_file
     try:
-        text = environ[named] if given.signer_env else Path(named).read_text("ascii")
+        text = environ[named] if given.signer_env else read_text(Path(named))
     except (KeyError, OSError, ValueError):
         raise ValueError(f"there is no signing key in {named or 'signer_env or signer_file'}") from None
     digits = text.strip().removeprefix("0x")

@@ -26,6 +26,7 @@ from proxy.settings.crosschecks import (
     relay_faults,
     tracing_faults,
 )
+from proxy.settings.given_files import read_text
 from proxy.settings.masking import masked_value
 from proxy.settings.providers import with_providers
 from proxy.settings.proxies import with_proxies
@@ -85,7 +86,7 @@ def load_with_tables(path: Path | None, *, environ: Mapping[str, str]) -> tuple[
 def _with_lines(path: Path, faults: Sequence[str]) -> list[str]:
     """The faults, those about keys of the operator's file with its line."""
     try:
-        text, given = path.read_text("utf-8"), read(path)
+        text, given = read_text(path), read(path)
     except (OSError, UnicodeDecodeError, StartError):
         return [*faults]
     upstreams = [each for each in given.get("upstreams", ()) if isinstance(each, Mapping)]
@@ -139,7 +140,7 @@ def expanded(tree: Mapping[str, Any], path: Path | None = None) -> tuple[dict[st
     own = _own_directory(tree)
 
     def place(list_name: str, index: int, setting: str) -> str:
-        line = None if path is None else line_of(path.read_text("utf-8"), f"{list_name}.{index}.{setting}")
+        line = None if path is None else line_of(read_text(path), f"{list_name}.{index}.{setting}")
         name = f"{list_name}.{index}.{setting}"
         return name if line is None else f"{path}:{line}: {name}"
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import orjson
 
+from proxy.settings.given_files import read_text
+
 REPOSITORY = "repository"
 
 
@@ -23,7 +25,7 @@ class UnusableList(Exception):
 def read_file(path: Path) -> dict[str, list[str]]:
     """The URLs of each chain id."""
     try:
-        return urls_in(path.read_text("utf-8"), str(path))
+        return urls_in(read_text(path), str(path))
     except OSError as exc:
         raise UnusableList(f"{path}: cannot be read: {exc.strerror}") from None
     except UnicodeDecodeError as exc:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from proxy.errors import StartError
+from proxy.settings.given_files import read_text
 from proxy.settings.schemas import schema_faults
 
 # The kinds of files that have a name inside, which is that of the file.
@@ -34,7 +35,7 @@ def read(path: Path) -> dict[str, Any]:
     """A new copy of the file's data."""
     try:
         # The schemas have no dates, so TOML dates become text and are checked like any other value.
-        return dict(msgspec.to_builtins(_parsed(path.read_text("utf-8"))))
+        return dict(msgspec.to_builtins(_parsed(read_text(path))))
     except OSError as exc:
         raise StartError([f"{path}: cannot be read: {exc.strerror}"]) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
@@ -57,7 +58,7 @@ def checked(schema: str, path: Path, faults: list[str]) -> dict[str, Any]:
 
 def with_line(path: Path, fault: str) -> str:
     """A fault with the file and the line that it is about. `fault` begins with the name of a key and a colon."""
-    line = line_of(path.read_text("utf-8", "replace"), fault.partition(": ")[0])
+    line = line_of(read_text(path, replaced=True), fault.partition(": ")[0])
     return f"{path.name}: {fault}" if line is None else f"{path.name}: {fault} (line {line})"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -40,6 +41,9 @@ def leaves(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iter
         for name, below in action.choices.items():
             yield from leaves(below, (*words, name))
 
+
+# For files of up to 512 MiB, which captures are.
+ROOM_BYTES = 2 << 30
 
 # Commands that serve until they are stopped.
 LASTING = frozenset({"dev", "serve", "mcp", "webhooks"})
@@ -79,15 +83,29 @@ def fails_in_words(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return errors
 
 
+@contextmanager
+def little_memory() -> Iterator[None]:
+    """A file without an end is not read until the machine has no memory left."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + ROOM_BYTES, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
 @pytest.mark.parametrize("words", [words for words in LEAVES if "--config" in options_of(LEAVES[words])], ids=" ".join)
-@pytest.mark.parametrize("file", ["missing.toml", "a-directory", "binary.toml", "number.toml"])
+@pytest.mark.parametrize("file", ["missing.toml", "a-directory", "binary.toml", "number.toml", "endless.toml"])
 def test_settings_file_that_cannot_be_used(
     words: tuple[str, ...], file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a-directory").mkdir()
     (tmp_path / "binary.toml").write_bytes(b"\xff\x00")
     (tmp_path / "number.toml").write_text("server = 5\ndata_files = 5")
-    fails_in_words([*words, *required(LEAVES[words], "x"), "--config", str(tmp_path / file)], capsys)
+    (tmp_path / "endless.toml").symlink_to("/dev/zero")
+    with little_memory():
+        fails_in_words([*words, *required(LEAVES[words], "x"), "--config", str(tmp_path / file)], capsys)
 
 
 @pytest.mark.parametrize("words", [words for words in LEAVES if "--data" in options_of(LEAVES[words])], ids=" ".join)
@@ -189,9 +207,12 @@ def test_file_that_cannot_be_used(
     (tmp_path / "directory").mkdir()
     (tmp_path / "file").write_text("")
     (tmp_path / "binary").write_bytes(b"\xff\x00")
+    (tmp_path / "endless").symlink_to("/dev/zero")
     # Even root cannot create a file in /sys.
     for value in ("missing/x", "file/x", "directory", "file", "binary", "", "x" * 300, "/sys/x"):
         ends_in_words(line_with(words, action, value), capsys)
+    with little_memory():
+        ends_in_words(line_with(words, action, "endless"), capsys)
 
 
 @pytest.mark.parametrize(("words", "action"), arguments(lambda kind: kind is not None and kind not in (Path, new_file)))

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from proxy.errors import StartError
+from proxy.settings.given_files import read_text
 
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PERIODS_S = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0, "week": 604800.0, "month": 2592000.0}
@@ -132,7 +133,7 @@ def _has_read(entry: Entry) -> bool:
 def load_document(path: Path, environ: Mapping[str, str]) -> Entry:
     """The file as an entry. Variables such as ${KEY} are replaced if the environment has them."""
     try:
-        text = path.read_text("utf-8")
+        text = read_text(path)
     except OSError as exc:
         raise StartError([f"{path}: cannot be read: {exc.strerror}"]) from None
     except UnicodeDecodeError:
