@@ -114,8 +114,8 @@ class GasPrices:
             "block_time_s": facts.block_time_s,
         }
         if facts.legacy_fees:
-            price = await self._internal_calls.call(network, "eth_gasPrice", is_shared=True)
-            return fees.of_gas_price(_number(price), tip or await self._tip(network), **common)
+            price = await self._internal_calls.quantity(network, "eth_gasPrice", is_shared=True)
+            return fees.of_gas_price(price, tip or await self._tip(network), **common)
         block = hex(tip) if tip else "latest"
         history = await self._internal_calls.call(
             network, "eth_feeHistory", hex(fees.HISTORY_BLOCKS), block, list(fees.PERCENTILES), is_shared=True
@@ -123,14 +123,8 @@ class GasPrices:
         return fees.of_history(history, **common)
 
     async def _tip(self, network: Network) -> int:
-        return _number(await self._internal_calls.call(network, "eth_blockNumber", is_shared=True))
+        return await self._internal_calls.quantity(network, "eth_blockNumber", is_shared=True)
 
 
 def _head_of(route: Route) -> tuple[int, int]:
     return route.heads.tip, route.state.reorgs
-
-
-def _number(value: Any) -> int:
-    if not isinstance(value, str):
-        raise ValueError("not a number")
-    return int(value, 16)

@@ -51,8 +51,8 @@ class Multicall:
         if tip := self._internal_calls.route(network).heads.tip:
             return tip
         try:
-            return int(await self._internal_calls.call(network, "eth_blockNumber", is_shared=True), 16)
-        except (RpcError, TypeError, ValueError):
+            return await self._internal_calls.quantity(network, "eth_blockNumber", is_shared=True)
+        except RpcError:
             raise _unreadable(network) from None
 
     def newest(self, network: Network) -> int:

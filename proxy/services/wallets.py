@@ -209,7 +209,7 @@ class WalletService:
     async def _find_event(self, network: Network, wallet: Wallet) -> operations.LogPosition | None:
         """The position of the wallet's initialisation event: in the recorded block, else among the newest blocks, else in the
         first block that has the wallet's code."""
-        head = int(await self._internal_calls.call(network, "eth_blockNumber", fresh=True), 16)
+        head = await self._internal_calls.quantity(network, "eth_blockNumber", fresh=True)
         at = wallet.deploy_block
         if at is not None and at <= head and (found := await self._first_event(network, wallet, at, at)):
             return found

@@ -14,6 +14,7 @@ from proxy.core.access import Limits
 from proxy.core.batch_sizes import SMALLER_S
 from proxy.core.routing import HEDGE_CEILING_S
 from proxy.core.upstream_health import FAILURES_IN_A_ROW
+from proxy.errors import Unavailable
 from proxy.wire.upstream import MAX_REPLY_BYTES
 from tests.faults import Mode
 from tests.http_client import Reply
@@ -506,3 +507,13 @@ async def test_call_that_hangs_on_all_upstreams_is_sent_again_when_one_is_back(c
         await harness.proxies[-1].switch("pass")
         await harness.look()
         assert (await asked).status == 200
+
+
+@pytest.mark.parametrize("reply", [None, True, 12, "", "0x", "0x-1", "12", {"result": "0x1"}, "0x" + 65 * "1"])
+@on_uvloop
+async def test_number_for_us_that_is_none_is_a_fault_of_the_upstream(reply: Any) -> None:
+    async with rpc_harness(1, cache={"enabled": False}) as harness:
+        harness.upstreams[0].answers["eth_getBalance"] = lambda _: reply
+        calls = harness.worker.app.internal_calls
+        with pytest.raises(Unavailable, match="ethereum/mainnet does not answer eth_getBalance with a number"):
+            await calls.quantity(harness.route.network, "eth_getBalance", "0x" + 40 * "1", "latest")

@@ -132,7 +132,7 @@ class OperationLookup:
         block = None if record is None else record["block"]
         if block is not None and (event := await self._events(network, name, block, hex(block))):
             return event
-        head = int(await self._internal_calls.call(network, "eth_blockNumber"), 16)
+        head = await self._internal_calls.quantity(network, "eth_blockNumber")
         missed = self._misses.get((network.id, name))
         if missed == head:
             return None

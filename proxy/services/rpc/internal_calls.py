@@ -18,11 +18,12 @@ from typing import Any
 
 import orjson
 
+from proxy.chains.evm.log_range import quantity
 from proxy.chains.registry import Network
 from proxy.core.directives import FRESH
 from proxy.core.pricing import reading_units
 from proxy.core.request_records import READING, RecordedAttempt
-from proxy.errors import NotFound
+from proxy.errors import NotFound, Unavailable
 from proxy.services.accounts.metering import Meter, meter_of_task
 from proxy.services.rpc.calls import PendingReply, RpcError
 from proxy.services.rpc.forwarder import Forwarder
@@ -59,6 +60,15 @@ class InternalCalls:
         """The result. Raises RpcError for an upstream's error, and a Fault if no upstream replies. `is_shared`: the result is
         kept for all clients, so the request that happens to need it first does not pay for it."""
         return orjson.loads(await self.raw(network, method, *params, fresh=fresh, is_shared=is_shared))
+
+    async def quantity(
+        self, network: Network, method: str, *params: Any, fresh: bool = False, is_shared: bool = False
+    ) -> int:
+        """The number that the result is. Raises Unavailable if the upstream replies with anything else."""
+        found = quantity(await self.raw(network, method, *params, fresh=fresh, is_shared=is_shared))
+        if found is None:
+            raise Unavailable(f"{network.id} does not answer {method} with a number at the moment; try again shortly")
+        return found
 
     async def raw(
         self,

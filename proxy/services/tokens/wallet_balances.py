@@ -123,7 +123,7 @@ class WalletBalances:
         return {"qn_getWalletTokenBalance": self._quicknode, "ankr_getAccountBalance": self._ankr}
 
     async def _coins(self, network: Network, holder: bytes) -> int:
-        return int(await self.calls.call(network, "eth_getBalance", "0x" + holder.hex(), "latest"), 16)
+        return await self.calls.quantity(network, "eth_getBalance", "0x" + holder.hex(), "latest")
 
     # qn_getWalletTokenBalance
 

@@ -180,7 +180,7 @@ class Backtest:
         """The first and the last block to test, of which there are at most `most`."""
         if first is not None and last is not None:
             _check_range(first, last, most)
-        head = int(await self._call(network, "eth_blockNumber"), 16)
+        head = await self._head(network)
         if last is None:
             last = head
         elif last > head:
@@ -317,6 +317,12 @@ class Backtest:
             network, [("eth_getTransactionReceipt", [each]) for each in hashes]
         )
         return sum(isinstance(each, Mapping) and each.get("status") == "0x0" for each in receipts)
+
+    async def _head(self, network: Network) -> int:
+        try:
+            return await self._internal_calls.quantity(network, "eth_blockNumber")
+        except RpcError as exc:
+            raise _unreadable(network, exc) from None
 
     async def _call(self, network: Network, method: str, *params: Any) -> Any:
         try:
