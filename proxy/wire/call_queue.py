@@ -210,7 +210,8 @@ class CallQueue:
         if self._evicted:
             self._evicted = [each for each in self._evicted if each[0] > now]
         for waiting in self._waiting.all():
-            waiting.sink.on_tick(None, now)
+            if self._waiting.has(waiting.sink):
+                self._upstream.check(waiting.sink, None, now)
         if opening >= len(self._waiting) or not self.is_full(used):
             self._crowded_since = 0.0
         elif not self._crowded_since:

@@ -404,7 +404,9 @@ class HttpUpstream(Upstream):
         for connection in tuple(self._open):
             if connection.sinks:
                 for sink in tuple(connection.sinks):
-                    sink.on_tick(connection, now)
+                    # The check of another call may have ended this one.
+                    if sink in connection.sinks:
+                        self.check(sink, connection, now)
         # Most upstreams of a service that hardly anyone uses have nothing to do, many times a second.
         if self._queue.needs_tick or self._reserve or (self.depth == 1 and not self.rests):
             self._tick_queue(now)

@@ -8,6 +8,7 @@ in pieces, or with a failure that states whether the upstream may have received 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -16,6 +17,8 @@ from typing import Protocol, TypeAlias
 from proxy.core.batch_sizes import BatchSizes
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.wire.http1 import ReplyHeaders
+
+log = logging.getLogger("penstock.upstream")
 
 # The largest reply that is held in memory.
 MAX_REPLY_BYTES = 25 * 1024 * 1024
@@ -31,6 +34,8 @@ TOO_LARGE = "too large"
 NO_MEMORY = "no memory for the reply"
 # The call was not sent because all connections are busy: that is our load, not the upstream's failure.
 CROWDED = "all connections are busy"
+# See `Upstream.check`.
+UNCHECKED = "its deadlines could not be checked"
 
 # A part of a large reply. A view avoids a copy.
 Piece: TypeAlias = bytes | memoryview
@@ -204,6 +209,15 @@ class Upstream:
     def tick(self, now: float) -> None:
         """Called by the sweep: every call in flight checks its deadlines."""
         raise NotImplementedError
+
+    def check(self, sink: ReplySink, connection: UpstreamConnection | None, now: float) -> None:
+        """Let a call check its deadlines. If that fails, the call alone is given up: the sweep goes on with those of others."""
+        try:
+            sink.on_tick(connection, now)
+        except Exception:
+            log.exception("the deadlines of a call could not be checked", extra={"upstream": self.label})
+            self.leave(sink)
+            sink.on_fail(self, UNCHECKED, sent=True)
 
     def close(self) -> Awaitable[None]:
         raise NotImplementedError

@@ -76,6 +76,9 @@ class WaitingCalls:
     def all(self) -> list[WaitingCall]:
         return [call for calls in self._by_client.values() for call in calls]
 
+    def has(self, sink: ReplySink) -> bool:
+        return sink in self._by_sink
+
     def push(self, call: WaitingCall) -> None:
         calls = self._by_client.get(call.client)
         if calls is None:

@@ -131,8 +131,10 @@ class WebSocketUpstream(Upstream):
 
     def tick(self, now: float) -> None:
         self.update_time(now)
-        for sink in tuple(self._pending.values()):
-            sink.on_tick(self._connection, now)
+        for call_id, sink in tuple(self._pending.items()):
+            # The check of another call may have ended this one.
+            if self._pending.get(call_id) is sink:
+                self.check(sink, self._connection, now)
         if self._queue.needs_tick:
             self._queue.tick(now, used=len(self._pending))
             self._serve_waiting(now)

@@ -13,7 +13,7 @@ import pytest
 from proxy.settings import LinkSettings
 from proxy.wire.address import UpstreamAddress
 from proxy.wire.call_queue import LONGEST_ABANDONED_S
-from proxy.wire.upstream import STALE, Upstream
+from proxy.wire.upstream import STALE, UNCHECKED, Upstream, UpstreamConnection
 from proxy.wire.write_buffer import WriteBuffer
 from tests.service import until
 from tests.web.worker import on_uvloop
@@ -517,6 +517,60 @@ async def test_call_that_may_go_out_once_shares_no_connection_that_it_can_have_a
         upstream.tick(time.monotonic() + 60)
         assert await send_call(upstream, once=True).result() == "0x1"
         assert server.connections == 3
+
+
+class BrokenCall(RecordedCall):
+    """A call whose deadlines cannot be checked."""
+
+    def on_tick(self, connection: UpstreamConnection | None, now: float) -> None:
+        raise ValueError("broken")
+
+
+class EndingCall(RecordedCall):
+    """A call whose check ends another one."""
+
+    other: RecordedCall
+    upstream: Upstream
+
+    def on_tick(self, connection: UpstreamConnection | None, now: float) -> None:
+        self.upstream.leave(self.other)
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+@on_uvloop
+async def test_call_whose_check_fails_is_given_up_alone(depth: int) -> None:
+    gate = asyncio.Event()
+    async with pool(upstreams.held(gate, GOOD), limit=2, depth=depth) as (upstream, server):
+        body = b'{"jsonrpc":"2.0","id":1,"method":"ask","params":[1]}'
+        # The first ones are sent, the others wait.
+        broken, good = [BrokenCall() for _ in range(4)], [RecordedCall() for _ in range(4)]
+        for pair in zip(broken, good, strict=True):
+            for call in pair:
+                upstream.submit(call, body)
+        await until(lambda: server.bodies)
+        upstream.tick(time.monotonic())
+        assert [call.events for call in broken] == [["fail"]] * 4
+        assert {call.reason for call in broken} == {UNCHECKED}
+        upstream.tick(time.monotonic())
+        gate.set()
+        for call in good:
+            assert await call.result() == "0x1"
+        await still_works(upstream, server)
+
+
+@on_uvloop
+async def test_call_that_the_check_of_another_has_ended_is_not_checked() -> None:
+    gate = asyncio.Event()
+    async with pool(upstreams.held(gate, GOOD), limit=4, depth=4) as (upstream, _):
+        first, other = EndingCall(), BrokenCall()
+        first.other, first.upstream = other, upstream
+        for call in (first, other):
+            upstream.submit(call, b'{"jsonrpc":"2.0","id":1,"method":"ask","params":[1]}')
+        await until(lambda: len(upstream.in_flight()) == 2)
+        upstream.tick(time.monotonic())
+        assert other.events == []
+        gate.set()
+        assert await first.result() == "0x1"
 
 
 def test_head_of_a_request_holds_no_secret_in_its_repr() -> None:

@@ -38,7 +38,17 @@ from proxy.services.rpc.network_state import NetworkState
 from proxy.services.rpc.waiters import ABSENT_WAITER, Waiter
 from proxy.store.valkey.upstream_leases import LeasedRate
 from proxy.wire.http1 import ReplyHeaders
-from proxy.wire.upstream import CROWDED, NO_MEMORY, OUT_OF_STEP, STALE, TOO_LARGE, Piece, Upstream, UpstreamConnection
+from proxy.wire.upstream import (
+    CROWDED,
+    NO_MEMORY,
+    OUT_OF_STEP,
+    STALE,
+    TOO_LARGE,
+    UNCHECKED,
+    Piece,
+    Upstream,
+    UpstreamConnection,
+)
 
 log = logging.getLogger("penstock.dispatcher")
 
@@ -400,7 +410,8 @@ class Dispatcher(FlightHandler):
             return
         if blame and reason == TOO_LARGE:
             flight.suspect(upstream)
-        elif blame and reason != OUT_OF_STEP:  # The call with that reply was counted.
+        # The call with a reply out of step was counted, and a check that failed is a bug of ours.
+        elif blame and reason not in (OUT_OF_STEP, UNCHECKED):
             upstream.health.failed(now, by_call=sent)
         if flight.streaming:
             self.state.unregister(flight)
