@@ -278,4 +278,4 @@ async def _read(route: Route, present: Upstream, method: str, params: bytes) -> 
         return None
     meter = present.health.meter
     cost = 0 if meter is None else meter.cost_of(method)
-    return AnsweredRead(route.policies[method], params, reply, result is None, present, took_s, cost, archive=False)
+    return AnsweredRead(route.policies[method], params, reply, present, took_s, is_error=result is None, cost=cost)

@@ -54,7 +54,7 @@ class ReportingProbe(Probe):
 
     def on_reply(self, connection: UpstreamConnection, headers: ReplyHeaders, body: bytes) -> None:
         super().on_reply(connection, headers, body)
-        if self._result.result() is None:
+        if self.result is None:
             self.failure = self._failure_of(headers.status)
 
     def _failure_of(self, status: int) -> str:

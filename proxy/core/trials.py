@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -95,8 +95,7 @@ class MethodTrial:
         self.their_cost += other.their_cost
 
 
-@dataclass(frozen=True, slots=True)
-class TrialRead:
+class TrialRead(NamedTuple):
     """One read by both. Costs are in billionths of a dollar."""
 
     outcome: TrialOutcome

@@ -219,7 +219,7 @@ class FleetView:
                     "kind": kind,
                     "tip": route.heads.tip,
                     "upstreams": [seen(upstream.health, now) for upstream in route.every_upstream],
-                    "trials": [shadow.trial.as_data for shadow in route.shadows],
+                    "trials": [shadow.report() for shadow in route.shadows],
                 }
                 for kind, networks in self._networks.items()
                 for name, route in networks.routes.items()

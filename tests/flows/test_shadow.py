@@ -19,6 +19,7 @@ from proxy.__main__ import main
 from proxy.core.trials import Trial
 from proxy.services.rpc.shadow import MOST_WAITING
 from proxy.wire.upstream import MAX_REPLY_BYTES
+from tests.node_stubs import StarknetStub, running_stub
 from tests.real_harness import ADDRESS, BASE, DEV
 from tests.real_nodes import RealNode, geth_nodes
 from tests.rpc_harness import RpcHarness, rpc_harness
@@ -101,6 +102,20 @@ async def test_differences_lag_errors_and_missing_methods_are_told_apart() -> No
         await harness.call("eth_getBlockByNumber", [hex(harness.chain.head), False])
         assert (await outcomes(trial, 5))["behind"] == 1
         assert trial.verdict.startswith("do not promote: 1 of 5 reads differ, most of eth_getCode (.)")
+
+
+@on_uvloop
+async def test_errors_of_a_candidate_mean_what_its_family_says() -> None:
+    good, late = StarknetStub(), StarknetStub()
+    late.head = 490
+    async with running_stub(good), running_stub(late):
+        given: list[dict[str, Any]] = [{"url": good.url}, {**TRIED, "url": late.url}]
+        async with running_worker({good.network: given}, cache=NO_CACHE) as worker:
+            harness = RpcHarness(worker, None, [], good.network)  # type: ignore[arg-type]
+            await harness.look()
+            (shadow,) = harness.route.shadows
+            await harness.result("starknet_getBlockWithTxHashes", [{"block_number": 499}])
+            assert await outcomes(shadow.trial, 1) == {"behind": 1}
 
 
 @on_uvloop

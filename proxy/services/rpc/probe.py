@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from proxy.chains.lookups import Lookup, Values
@@ -32,7 +34,10 @@ class Probe:
         self._meter = upstream.health.meter
         self._spender = (method, "", "")
         self._body = b"".join((jsonrpc.ENVELOPE_START, self._id, jsonrpc.request_tail(method), params, b"}"))
-        self._result: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        self.result: bytes | None = None
+        # Called once, when there is a result, or none can come.
+        self._on_done: Callable[[], None] | None = None
+        self._given_up_at = math.inf
         # Whether the upstream replied, even with an error. One that limits our rate has said nothing about the call.
         self.is_answered = False
         # Whether it limits our rate.
@@ -44,18 +49,33 @@ class Probe:
 
     async def send(self, within_s: float = REPLY_S, *, beside: bool = False) -> bytes | None:
         """`beside`: probes of an upstream go one after the other, unless they may be beside each other, like calls."""
-        if self._meter is not None:
-            if not self._meter.affords(self._spender[0]):
-                return None
-            self._meter.began(self._spender)
-        (self._upstream.submit if beside else self._upstream.probe)(self, self._body)
+        done = asyncio.Event()
+        self._begin(done.set, beside=beside)
         try:
             async with asyncio.timeout(within_s):
-                return await self._result
+                await done.wait()
         except TimeoutError:
-            if self._upstream.leave(self) and self._meter is not None:
-                self._meter.not_sent(self._spender)
-            return None
+            self._give_up()
+        return self.result
+
+    def start(self, on_done: Callable[[], None], within_s: float) -> None:
+        """Send it for a caller that does not wait. Its upstream's sweep gives it up."""
+        self._given_up_at = time.monotonic() + within_s
+        self._begin(on_done, beside=False)
+
+    def _begin(self, on_done: Callable[[], None], *, beside: bool) -> None:
+        self._on_done = on_done
+        if self._meter is not None:
+            if not self._meter.affords(self._spender[0]):
+                self._settle(None)
+                return
+            self._meter.began(self._spender)
+        (self._upstream.submit if beside else self._upstream.probe)(self, self._body)
+
+    def _give_up(self) -> None:
+        if self._upstream.leave(self) and self._meter is not None:
+            self._meter.not_sent(self._spender)
+        self._settle(None)
 
     def on_reply(self, connection: UpstreamConnection, headers: ReplyHeaders, body: bytes) -> None:
         self.on_late(connection.upstream, headers, body)
@@ -87,11 +107,16 @@ class Probe:
 
     def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None: ...
     def on_end(self, connection: UpstreamConnection) -> None: ...
-    def on_tick(self, connection: UpstreamConnection | None, now: float) -> None: ...
+
+    def on_tick(self, connection: UpstreamConnection | None, now: float) -> None:
+        if now > self._given_up_at:
+            self._give_up()
 
     def _settle(self, result: bytes | None) -> None:
-        if not self._result.done():
-            self._result.set_result(result)
+        on_done, self._on_done = self._on_done, None
+        if on_done is not None:
+            self.result = result
+            on_done()
 
 
 @dataclass(frozen=True, slots=True)

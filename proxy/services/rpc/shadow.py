@@ -14,8 +14,8 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import msgspec
 
@@ -43,24 +43,57 @@ REPLY_S: Final = 10.0
 _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError)
 
 
-@dataclass(frozen=True, slots=True)
 class AnsweredRead:
     """A read of a client, and the reply that it got."""
 
-    policy: MethodPolicy
-    params: bytes
-    reply: bytes
-    is_error: bool
-    upstream: Upstream
-    took_s: float
-    cost: int
-    archive: bool
-    # The account that made it.
-    account: str = ""
+    __slots__ = ("account", "archive", "cost", "is_error", "params", "policy", "reply", "size", "took_s", "upstream")
 
-    @property
-    def size(self) -> int:
-        return len(self.params) + len(self.reply)
+    def __init__(
+        self,
+        policy: MethodPolicy,
+        params: bytes,
+        reply: bytes,
+        upstream: Upstream,
+        took_s: float,
+        *,
+        is_error: bool = False,
+        cost: int = 0,
+        archive: bool = False,
+        account: str = "",
+    ) -> None:
+        """`account`: the one that made it."""
+        self.policy = policy
+        self.params = params
+        self.reply = reply
+        self.upstream = upstream
+        self.took_s = took_s
+        self.is_error = is_error
+        self.cost = cost
+        self.archive = archive
+        self.account = account
+        self.size = len(params) + len(reply)
+
+    def __repr__(self) -> str:
+        return f"<AnsweredRead {self.policy.method.name} by {self.upstream.label}>"
+
+
+class TriedRead:
+    """A read under way to the candidate. `trial`: the one that it belongs to, since a promotion begins another."""
+
+    __slots__ = ("_began", "probe", "read", "took_s", "trial")
+
+    def __init__(self, read: AnsweredRead, probe: Probe, trial: Trial, began: float) -> None:
+        self.read = read
+        self.probe = probe
+        self.trial = trial
+        self.took_s = 0.0
+        self._began = began
+
+    def __repr__(self) -> str:
+        return f"<TriedRead {self.read!r}, {self.took_s:.3f} s>"
+
+    def ended(self, now: float) -> None:
+        self.took_s = now - self._began
 
 
 class Shadow:
@@ -82,7 +115,11 @@ class Shadow:
         self._counted = {each: telemetry.shadow_reads_total.labels(upstream.label, each) for each in OUTCOMES}
         self._queue: deque[AnsweredRead] = deque()
         self._bytes = 0
+        # Whether a read is under way, and the one whose reply must be judged.
+        self._is_reading = False
+        self._doubtful: TriedRead | None = None
         self._wake = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
 
     def __repr__(self) -> str:
         return f"<Shadow {self.upstream.label} of {self._share / WHOLE:.1%}, {len(self._queue)} waiting>"
@@ -105,19 +142,7 @@ class Shadow:
         """A client's call on the short path was answered, and its reply is on its way."""
         if self._wanted and account not in self._without and is_comparable(policy, params, self._state.heads.tip):
             self._wanted -= 1
-            self._offer(
-                AnsweredRead(
-                    policy,
-                    params,
-                    reply,
-                    is_error=False,
-                    upstream=upstream,
-                    took_s=took_s,
-                    cost=0,
-                    archive=False,
-                    account=account,
-                )
-            )
+            self._offer(AnsweredRead(policy, params, reply, upstream, took_s, account=account))
 
     def answered(self, flight: Flight, reply: bytes, *, is_error: bool = False) -> None:
         """The same for any other call."""
@@ -133,12 +158,12 @@ class Shadow:
                 flight.policy,
                 flight.params,
                 reply,
-                is_error,
                 flight.answered_by,
                 time.monotonic() - flight.last_began,
-                flight.cost,
-                flight.call.archive,
-                flight.client,
+                is_error=is_error,
+                cost=flight.cost,
+                archive=flight.call.archive,
+                account=flight.client,
             )
         )
 
@@ -148,45 +173,86 @@ class Shadow:
             return
         self._bytes += read.size
         self._queue.append(read)
-        self._wake.set()
+        if not self._is_reading:
+            self._is_reading = True
+            self._loop.call_soon(self._read_next)
 
     def promoted(self, share: float) -> None:
         """It gets this part of the calls from now on. Its trial starts again: each step is judged by its own reads."""
         self.upstream.health.promoted(share, time.monotonic())
         self.trial = Trial(self.upstream.label, share)
 
+    def report(self) -> dict[str, Any]:
+        """What its trial has found, for other processes."""
+        self.trial.bounds_found(self.upstream.health.bounds.text)
+        return self.trial.as_data
+
+    def _read_next(self) -> None:
+        """Send the next read. Most replies are equal to ours, so they need no task."""
+        while self._queue:
+            read = self._queue.popleft()
+            self._bytes -= read.size
+            if (tried := self._begin(read)) is not None:
+                tried.probe.start(partial(self._replied, tried), REPLY_S)
+                return
+        self._is_reading = False
+
+    def _replied(self, tried: TriedRead) -> None:
+        self._ended(tried)
+        if tried.probe.result is not None and tried.probe.result == tried.read.reply and not tried.read.is_error:
+            self._count(tried, "same", ())
+            self._is_reading = bool(self._queue)
+            if self._is_reading:
+                self._loop.call_soon(self._read_next)
+        else:
+            self._doubtful = tried
+            self._wake.set()
+
     async def run(self) -> None:
-        """A supervised loop."""
+        """A supervised loop: judges the replies that are not equal to ours."""
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._queue:
-                read = self._queue.popleft()
-                self._bytes -= read.size
-                await self.compare(read)
+            tried, self._doubtful = self._doubtful, None
+            try:
+                if tried is not None:
+                    await self._judge(tried)
+            finally:
+                self._read_next()
 
     async def compare(self, read: AnsweredRead) -> None:
         """Send the read to the candidate, and count how its reply compares."""
-        # A promotion meanwhile begins another trial.
-        health, trial, now = self.upstream.health, self.trial, time.monotonic()
-        name = read.policy.method.name
+        if (tried := self._begin(read)) is not None:
+            await tried.probe.send(REPLY_S)
+            self._ended(tried)
+            await self._judge(tried)
+
+    def _begin(self, read: AnsweredRead) -> TriedRead | None:
+        """None if the candidate may not get it."""
+        health, name, now = self.upstream.health, read.policy.method.name, time.monotonic()
         is_affordable = health.affords(name, archive=read.archive) and health.admits(name, now)
         if not health.takes_trials(now) or not is_affordable:
-            trial.skip()
-            return
+            self.trial.skip()
+            return None
         health.begin(now)
         health.begin_method(name, now)
-        try:
-            probe = Probe(self.upstream, name, read.params)
-            result = await probe.send(REPLY_S)
-        finally:
-            health.ended()
-        their_s = time.monotonic() - now
-        trial.replied(now + their_s, limited=probe.is_limited)
-        trial.bounds_found(health.bounds.text)
-        outcome, members = await self._outcome(read, result, probe)
-        cost = 0 if health.meter is None else health.meter.cost_of(name, archive=read.archive)
-        trial.read(name, TrialRead(outcome, read.took_s, their_s, members, read.cost, cost, read.account))
+        probe = Probe(self.upstream, name, read.params, rules=read.policy.family.error_rules)
+        return TriedRead(read, probe, self.trial, now)
+
+    def _ended(self, tried: TriedRead) -> None:
+        health, now = self.upstream.health, time.monotonic()
+        health.ended()
+        tried.ended(now)
+        tried.trial.replied(now, limited=tried.probe.is_limited)
+
+    async def _judge(self, tried: TriedRead) -> None:
+        self._count(tried, *await self._outcome(tried.read, tried.probe.result, tried.probe))
+
+    def _count(self, tried: TriedRead, outcome: TrialOutcome, members: tuple[str, ...]) -> None:
+        read, meter = tried.read, self.upstream.health.meter
+        name = read.policy.method.name
+        cost = 0 if meter is None else meter.cost_of(name, archive=read.archive)
+        tried.trial.read(name, TrialRead(outcome, read.took_s, tried.took_s, members, read.cost, cost, read.account))
         self._counted[outcome].inc()
 
     async def _outcome(
@@ -237,7 +303,8 @@ class Shadow:
         ):
             return ("behind", ()) if is_behind else ("different", members)
         params = at_block(policy.method, read.params, common)
-        probes = [Probe(each, policy.method.name, params) for each in (read.upstream, self.upstream)]
+        rules = policy.family.error_rules
+        probes = [Probe(each, policy.method.name, params, rules=rules) for each in (read.upstream, self.upstream)]
         ours, theirs = [await probe.send(REPLY_S) for probe in probes]
         if ours is None or theirs is None:
             errors = [probe.error_reply for probe in probes]
