@@ -10,10 +10,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from proxy.core import limits
+from proxy.store.shared_memory import robust_mutexes
 from proxy.store.shared_memory.name_table import RANK, NameTable
 from proxy.store.shared_memory.robust_mutexes import Mutex, holding
 
 ENTRY_BYTES = 16
+_lock = robust_mutexes.lock
+_unlock = robust_mutexes.unlock
+_adopt = robust_mutexes.adopt
 
 
 class SharedBucketTable:
@@ -44,9 +48,14 @@ class SharedBucketTable:
 
     def charge(self, tag: int, now: float, cost_s: float) -> None:
         """Charge one call, also to an empty bucket: the debt delays the calls after it."""
-        with self._guard(tag):
+        mutex = self._mutexes[tag % self._names.sets % len(self._mutexes)]
+        if held := _lock(mutex):
+            _adopt(mutex, held)
+        try:
             at = self._names.claim(tag) + RANK
             self._edges[at] = limits.edge_after_call(self._edges[at], now, cost_s)
+        finally:
+            _unlock(mutex)
 
     def owe(self, name: str, now: float, cost_s: float, *, holds_s: float) -> None:
         """Charge events on other hosts. The debt is at most the size of the bucket."""
