@@ -134,7 +134,7 @@ def _read_old(body: bytes) -> OldEnvelope:
     looks for repeated members itself."""
     envelope = _old_envelope(body)
     if envelope.jsonrpc != "2.0" or envelope.version is not None:
-        if b"\\" in body or max(map(body.count, _OLD_NAMES)) > 1:
+        if b"\\" in body or (not _is_compact(body, envelope) and max(map(body.count, _OLD_NAMES)) > 1):
             raise msgspec.DecodeError("a member may be repeated")
         if envelope.id and envelope.jsonrpc != "2.0":
             envelope.id = msgspec.Raw(bytes(envelope.id) + OLD_SUCCESS)
@@ -242,6 +242,16 @@ def _least_size(envelope: AnyEnvelope) -> int:
     """The size of the call in its shortest form, without spaces and repeated members."""
     size = AROUND + len(envelope.method) + len(envelope.params) + len(envelope.id)
     return size - (0 if envelope.params else len(',"params":')) - (0 if envelope.id else len(',"id":'))
+
+
+def _is_compact(body: bytes, envelope: OldEnvelope) -> bool:
+    """Whether a call that names its version has all members and no room for another one. `version` and its value are as long as
+    `jsonrpc` and its."""
+    if envelope.jsonrpc is None and envelope.version is None:
+        return False
+    params, call_id = envelope.params, envelope.id
+    around = len(body) - len(params) - len(call_id) - len(envelope.method)
+    return bool(params and call_id) and around <= COMPACT
 
 
 def batch_may_repeat(body: bytes, envelopes: Sequence[Envelope]) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import tracemalloc
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from proxy.core.jsonrpc import (
     PARSE_ERROR,
     Dialect,
     MalformedCall,
+    envelope_reader,
     is_batch,
     parse,
     read_replies,
@@ -290,6 +292,20 @@ def test_call_with_a_repeated_member_is_an_invalid_request(twice: str, more: lis
     first, second, third = read_batch(b"[%b,%b,%b]" % (good, body, good), MAX_BATCH)
     assert isinstance(second, MalformedCall)
     assert first == third == ("eth_call", b"[]", b"7")
+
+
+OLD_MEMBERS = {"jsonrpc": '"1.0"', "version": '"1.1"', "method": '"m"', "params": "[]", "id": "1"}
+
+
+@given(st.lists(st.sampled_from([*OLD_MEMBERS]), min_size=1, max_size=8).filter(lambda names: "method" in names))
+def test_hot_path_leaves_calls_of_old_versions_with_a_repeated_member(names: list[str]) -> None:
+    body = "{" + ",".join(f'"{name}":{OLD_MEMBERS[name]}' for name in names) + "}"
+    read = envelope_reader(Dialect(old_versions=True))
+    if len(names) > len({*names}):
+        with pytest.raises(msgspec.DecodeError):
+            read(body.encode())
+    else:
+        assert read(body.encode()).method == "m"
 
 
 # Large calls, which are read in time and memory that follow their size, whatever they contain.
