@@ -80,10 +80,14 @@ select block, place, tx, category, sender, recipient, contract, amount, token_id
 from transfers_of_transaction($1::smallint, $2, $3) order by place;
 
 -- places
--- Hash and time of the block, and hash of the transaction, for each pair of a block and a position in it.
-select hash, time, substr(transactions, 32 * tx + 1, 32) as transaction
+-- Hash and time of the block, and hash of the transaction, for each pair of a block and a position in it. Each pair is looked up by
+-- itself: the planner would read the whole table for a join.
+select hash, time, transaction
 from unnest($2::bigint[], $3::integer[]) with ordinality as wanted (block, tx, nth)
-    left join transfer_blocks on network = $1 and number = block
+    left join lateral (
+        select hash, time, substr(transactions, 32 * tx + 1, 32) as transaction
+        from transfer_blocks where network = $1 and number = block limit 1
+    ) as found on true
 order by nth;
 
 -- hashes
