@@ -82,7 +82,8 @@ def _compare(mine: Counter[str], other: Counter[str]) -> None:
 def instructions(case: str, root: Path) -> Counter[str]:
     """By function, per request, of the checkout at `root`."""
     with tempfile.TemporaryDirectory() as workdir:
-        python = (str(root / ".venv/bin/python"), "-P", __file__)
+        # The other checkout's own program knows how to start its worker.
+        python = (str(root / ".venv/bin/python"), "-P", str(root / "bench/instructions.py"))
         argv = [*CALLGRIND, f"--callgrind-out-file={workdir}/counts", *python, case, "--serve", workdir]
         # With another seed, dictionaries have other collisions.
         env = {**os.environ, "PYTHONPATH": str(root), "PYTHONHASHSEED": "0"}
