@@ -27,9 +27,11 @@ LIMIT = 10_000
 
 
 @asynccontextmanager
-async def hosts(server: Server, count: int, given: list[dict[str, Any]]) -> AsyncIterator[list[Worker]]:
-    """Workers of several hosts, with one database and the same upstreams."""
-    name = await server.create("migrated")
+async def hosts(
+    server: Server, count: int, given: list[dict[str, Any]], *, name: str = ""
+) -> AsyncIterator[list[Worker]]:
+    """Workers of several hosts, with one database (`name`, or a new one) and the same upstreams."""
+    name = name or await server.create("migrated")
     async with AsyncExitStack() as stack:
         found = []
         for _ in range(count):
