@@ -26,13 +26,15 @@ COMPILED := tests/core tests/store/test_rate_buckets.py tests/wire tests/web $(w
 PURE := tests/core tests/chains tests/test_settings.py \
 	$(filter-out %/test_sql.py %/test_compiled.py,$(wildcard tests/conventions/test_*.py))
 
-# A client of Python with many dependencies, in an environment of its own.
-STARKNET_PY_VERSION := 0.30.0
+# Clients of Python with many dependencies, each in an environment of its own.
+starknet-py_VERSION := 0.30.0
+cosmpy_VERSION := 0.12.2
 
 # The geth that some tests use. It is built once for all work trees, because that takes minutes.
 GETH_VERSION := v1.17.8
 BTCD_VERSION := v0.24.2
 COMETBFT_VERSION := v0.38.26
+STARKNET_DEVNET_VERSION := 0.10.1
 # ibc-go's application for tests. Its own goleveldb cannot read old state: every query fails.
 SIMD_VERSION := v8.8.0
 SIMD := github.com/cosmos/ibc-go/v8/testing/simapp/simd
@@ -43,7 +45,7 @@ RENDER := helm template penstock $(CHART) --kube-version 1.30.0 --namespace pens
 ROUTE := --set gatewayApi.enabled=true,gatewayApi.host=rpc.example.com,gatewayApi.gateways[0].name=public
 IMAGE := localhost/penstock:$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' proxy/__init__.py)
 
-.PHONY: help run docs test quick lint pure unit source browser programs web3-tests geth btcd cometbft lodestar starknet-py simd compile compiled bench fleet simulate clients wheel wheel-test release image image-test compose-test chart k8s-test lock clean
+.PHONY: help run docs test quick lint pure unit source browser programs web3-tests geth btcd cometbft lodestar starknet starknet-py cosmpy simd compile compiled bench fleet simulate clients wheel wheel-test release image image-test compose-test chart k8s-test lock clean
 
 help:
 	@echo "make run      start the whole service on this machine (make run ARGS='--port 9000 --fresh')"
@@ -56,7 +58,8 @@ help:
 	@echo "make cometbft  build CometBFT for the tests on its chain (needs Go; without it they are skipped)"
 	@echo "make simd     build a node of the Cosmos SDK for the tests of its REST API (needs Go; takes minutes; without it they are skipped)"
 	@echo "make lodestar  install a beacon node for the tests on its chain (needs npm and a C compiler; without it they are skipped)"
-	@echo "make starknet-py  install starknet.py for its test (without it that is skipped)"
+	@echo "make starknet  build starknet-devnet for the tests on its chain (needs Rust; takes half an hour; without it they are skipped)"
+	@echo "make starknet-py, make cosmpy  install a client of Python for its test (without it that is skipped)"
 	@echo "make compile  compile the hot path to machine code (needs a C compiler; test and bench do it too)"
 	@echo "make bench    run the benchmarks; writes the summary and the plot to bench/"
 	@echo "make docs     build the guide, which the service then serves at /docs/guide/"
@@ -217,9 +220,18 @@ lodestar:
 	mkdir -p "$(GETH_DIR)/lodestar" && cp tests/lodestar/package.json tests/lodestar/poly.cjs "$(GETH_DIR)/lodestar"
 	cd "$(GETH_DIR)/lodestar" && npm install --ignore-scripts --no-audit --no-fund --loglevel=error && npm rebuild snappy bcrypto
 
-starknet-py:
-	"$(PYTHON)" -m venv "$(GETH_DIR)/starknet-py"
-	"$(GETH_DIR)/starknet-py/bin/pip" install -q --disable-pip-version-check starknet-py==$(STARKNET_PY_VERSION)
+# Most of the time would go into optimising code that the tests hardly run.
+starknet: export CARGO_PROFILE_RELEASE_OPT_LEVEL := 1
+starknet: export CARGO_PROFILE_RELEASE_LTO := off
+starknet: export CARGO_PROFILE_RELEASE_CODEGEN_UNITS := 16
+starknet:
+	@command -v cargo >/dev/null || { echo "starknet-devnet is built with Rust, which was not found on PATH"; exit 1; }
+	cargo install starknet-devnet --version $(STARKNET_DEVNET_VERSION) --locked --root "$(GETH_DIR)/starknet-devnet-root"
+	mv "$(GETH_DIR)/starknet-devnet-root/bin/starknet-devnet" "$(GETH_DIR)" && rm -rf "$(GETH_DIR)/starknet-devnet-root"
+
+starknet-py cosmpy:
+	"$(PYTHON)" -m venv "$(GETH_DIR)/$@"
+	"$(GETH_DIR)/$@/bin/pip" install -q --disable-pip-version-check $@==$($@_VERSION)
 
 # From the OpenAPI document: proxy/web/docs/client_code.py.
 clients: .venv/.run

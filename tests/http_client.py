@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
 import orjson
 
 from proxy.errors import ERRORS_PAGE, REASONS
@@ -135,8 +136,17 @@ class HttpClient:
         return True
 
 
+class RawReply(msgspec.Struct):
+    """A reply to a JSON-RPC call, whose result is compared byte for byte."""
+
+    result: msgspec.Raw = msgspec.Raw()
+    error: Any = None
+
+
 def rpc(method: str, params: Any = (), *, id: Any = 1) -> bytes:  # noqa: A002
-    return orjson.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": list(params)})
+    return orjson.dumps(
+        {"jsonrpc": "2.0", "id": id, "method": method, "params": params if isinstance(params, dict) else list(params)}
+    )
 
 
 _serial = itertools.count(1)

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from typing import Any
 
-from tests.http_client import rpc
+from tests.http_client import Reply, rpc
 from tests.rpc_harness import NetworkHarness
 from tests.web.worker import ChunkedClient
 
@@ -45,11 +45,15 @@ class RandomReads(ABC):
         """Change the chain: add blocks, or replace one to three of them."""
 
     @abstractmethod
-    def random_call(self) -> tuple[str, list[Any]]: ...
+    def random_call(self) -> tuple[str, Any]: ...
 
     @abstractmethod
-    async def expected(self, method: str, params: list[Any]) -> dict[str, Any]:
+    async def expected(self, method: str, params: Any) -> dict[str, Any]:
         """The node's reply: a result or an error."""
+
+    def result_of(self, reply: Reply) -> Any:
+        """The result of a reply that has one, in the form in which it is compared."""
+        return reply.json["result"]
 
     async def run(self, reads: int) -> None:
         clients = [await self.harness.worker.connect() for _ in range(CLIENTS)]
@@ -79,7 +83,7 @@ class RandomReads(ABC):
             self.counts["without"] += 1
         elif "result" not in reply.json:
             self.counts["refused"] += 1
-        elif reply.json["result"] == expected["result"]:
+        elif self.result_of(reply) == expected["result"]:
             self.counts["right"] += 1
         elif settled:
             cached = reply.headers.get("x-cache")

@@ -85,10 +85,10 @@ class NetworkHarness:
         """Poll the heads from now on, as the product does."""
         self.worker.app.tasks.start(f"heads {self.network}", self.tracker.run)
 
-    async def call(self, method: str, params: Sequence[Any] = (), **options: Any) -> Reply:
+    async def call(self, method: str, params: Sequence[Any] | Mapping[str, Any] = (), **options: Any) -> Reply:
         return await self.worker.send(rpc(method, params), network=self.network, **options)
 
-    async def result(self, method: str, params: Sequence[Any] = (), **options: Any) -> Any:
+    async def result(self, method: str, params: Sequence[Any] | Mapping[str, Any] = (), **options: Any) -> Any:
         reply = await self.call(method, params, **options)
         assert reply.status == 200, reply
         assert "result" in reply.json, reply.json

@@ -30,7 +30,7 @@ from proxy.dev.child import die_with_parent
 from proxy.settings import load_tables
 from tests import node_programs
 from tests.client_scripts import run_script
-from tests.http_client import Reply
+from tests.http_client import RawReply, Reply
 from tests.new_network import new_network
 from tests.random_reads import reads_or
 from tests.rpc_harness import NetworkHarness
@@ -47,11 +47,6 @@ native = { symbol = "KV", decimals = 6 }
 genesis = "kv-1"
 block_time_s = 1.0
 """
-
-
-class _Reply(msgspec.Struct):
-    result: msgspec.Raw = msgspec.Raw()
-    error: Any = None
 
 
 class CosmosNode:
@@ -75,7 +70,7 @@ class CosmosNode:
         assert self.session is not None
         call = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params or {}}
         async with self.session.post(self.url, json=call) as response:
-            reply = msgspec.json.decode(await response.read(), type=_Reply)
+            reply = msgspec.json.decode(await response.read(), type=RawReply)
         return bytes(reply.result), reply.error
 
     async def height(self) -> int:
@@ -150,7 +145,7 @@ async def ask(harness: NetworkHarness, method: str, params: Any) -> tuple[bytes,
     body = orjson.dumps({"jsonrpc": "2.0", "id": 7, "method": method, "params": params})
     reply = await harness.worker.send(body, network=harness.network)
     assert reply.status == 200, (method, params, reply)
-    found = msgspec.json.decode(reply.body, type=_Reply)
+    found = msgspec.json.decode(reply.body, type=RawReply)
     return bytes(found.result), found.error
 
 

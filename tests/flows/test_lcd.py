@@ -212,33 +212,54 @@ async def test_other_routes_and_headers_are_not_passed_on(nodes: list[SimdNode],
 MNEMONIC = "abandon " * 11 + "about"
 OF_MNEMONIC = "cosmos19rl4cm2hmr8afy4kldpxz3fka4jguq0auqdal4"
 RPC_NETWORK = "sim/mainnet"
+RECEIVER = "cosmos1qypqxpq9qcrsszg2pvxq6rs0zqg3yyc5lzv7xu"
+# A private key, and its account.
+PRIVATE, OF_PRIVATE = "01" * 32, "cosmos10xcqpzrky6eff2g52qdye53xkk9jxkvrpq6uqr"
 
 
-@on_uvloop
-async def test_stargate_works_with_only_a_url(nodes: list[SimdNode], own_chain: None) -> None:
-    """It sends to the JSON-RPC of CometBFT, and reads state with `abci_query`."""
-    receiver = "cosmos1qypqxpq9qcrsszg2pvxq6rs0zqg3yyc5lzv7xu"
-    async with lcd_harness(nodes[:2]) as harness, await harness.worker.connect() as client:
-        raw = await asyncio.to_thread(nodes[0].signed_payment, OF_MNEMONIC, 1000)
-        body = orjson.dumps({"tx_bytes": raw, "mode": "BROADCAST_MODE_SYNC"})
+async def pay(harness: LcdHarness, to: str) -> None:
+    """Send coins of the node's owner to an account."""
+    raw = await asyncio.to_thread(harness.nodes[0].signed_payment, to, 1000)
+    body = orjson.dumps({"tx_bytes": raw, "mode": "BROADCAST_MODE_SYNC"})
+    balance = f"/cosmos/bank/v1beta1/balances/{to}/by_denom?denom={DENOM}"
+    async with await harness.worker.connect() as client:
         paid = (await harness.of_service(client, "/cosmos/tx/v1beta1/txs", body=body)).json["tx_response"]
         assert paid["code"] == 0, paid
-        balance = f"/cosmos/bank/v1beta1/balances/{OF_MNEMONIC}/by_denom?denom={DENOM}"
 
         async def has_coins() -> bool:
             return bool((await harness.of_service(client, balance)).json["balance"]["amount"] != "0")
 
         await until(has_coins, within_s=20)
+
+
+@on_uvloop
+async def test_stargate_works_with_only_a_url(nodes: list[SimdNode], own_chain: None) -> None:
+    """It sends to the JSON-RPC of CometBFT, and reads state with `abci_query`."""
+    async with lcd_harness(nodes[:2]) as harness:
+        await pay(harness, OF_MNEMONIC)
         async with running_worker({RPC_NETWORK: [each.rpc_url for each in nodes[:2]]}) as running:
             rpc = NetworkHarness(running, RPC_NETWORK)
             await rpc.look()
             rpc.watch()
             running.add_key("open", allow_in_url=True)
             url = f"http://127.0.0.1:{running.port}/v1/rpc/{RPC_NETWORK}/{running.keys['open']}"
-            task = {"mnemonic": MNEMONIC, "to": receiver, "url": url}
+            task = {"mnemonic": MNEMONIC, "to": RECEIVER, "url": url}
             seen = await asyncio.to_thread(run_script, "cosmjs_stargate.mjs", task, within_s=90)
     assert seen["address"] == OF_MNEMONIC
     assert (seen["chain"], seen["code"], seen["received"], seen["sequence"]) == (CHAIN, 0, 5, 1), seen
     assert seen["found"] == seen["block"] == seen["height"], seen
     assert (seen["searched"], seen["txs"]) == ([True], 1), seen
     assert "height" in seen["missing"], seen
+
+
+@on_uvloop
+async def test_cosmpy_works_with_a_key_in_its_url(nodes: list[SimdNode], own_chain: None) -> None:
+    async with lcd_harness(nodes[:2]) as harness:
+        await pay(harness, OF_PRIVATE)
+        worker = harness.worker
+        url = f"http://key:{worker.keys['main']}@127.0.0.1:{worker.port}/v1/rest/{NETWORK}"
+        task = {"url": url, "chain": CHAIN, "private_key": PRIVATE, "to": RECEIVER}
+        seen = await asyncio.to_thread(run_script, "cosmpy_rest.py", task, within_s=90, package="cosmpy")
+    assert seen["address"] == OF_PRIVATE
+    assert (seen["code"], seen["received"], seen["sequence"], seen["validators"]) == (0, 5, 1, 1), seen
+    assert seen["height"] >= seen["block"] == seen["sent_at"], seen
