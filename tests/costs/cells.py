@@ -18,6 +18,7 @@ import orjson
 from proxy.chains.evm.bundler_methods import BUNDLER
 from proxy.chains.family import Method
 from proxy.core.rest_routes import LARGEST_BODY
+from proxy.services.rpc.own_methods import MOST_PARAMS
 from proxy.settings import SCHEMAS, shipped_tables
 from proxy.web import api_spec
 from proxy.web.api_spec import ApiOperation
@@ -37,6 +38,8 @@ EVM, SVM, BEACON = "ethereum/mainnet", "solana/mainnet", "ethereum-beacon/mainne
 COSMOS = "cosmoshub/mainnet"
 # The network of subscriptions. Its head moves on, and no follower reads its blocks.
 MOVING = "base/mainnet"
+# The holder of as many tokens as are listed, and more.
+RICH = "0x" + "aa" * 20
 # Limits of bodies, in bytes: `server.max_body_bytes`, `webhooks.max_body_bytes` and `bundler.max_body_bytes`.
 BODY, LARGE_BODY, BUNDLER_BODY = 1 << 20, 1 << 23, 1 << 19
 BATCH = 1000
@@ -103,6 +106,8 @@ def is_short(row: Row, shape: str) -> bool:
         return row.name.startswith("batches")
     if shape.startswith(("largest", "long ")) and row.name.endswith(FILTERED):
         return shape in SHORT_FILTERS
+    if shape.endswith(" as a member"):
+        return False
     if " over " in shape and " blocks" in shape and "filter" not in shape and "range" not in shape:
         return shape in SHORT_BACKTESTS and not row.name.startswith("account_")
     if " in " in shape and shape.startswith(("a long", "digits", "lone surrogate")) and not shape.endswith("a name"):
@@ -125,6 +130,8 @@ def rows() -> Iterator[Row]:
     for family, network in (("evm", EVM), ("svm", SVM)):
         for kind, method in kinds_of(family, network.split("/")[0]).items():
             yield call_row(f"{family} {kind}", f"/v1/rpc/{network}", method, BODY)
+            if method.own:
+                yield Row(f"{method.name} of its largest", "key", partial(own_requests, f"/v1/rpc/{network}", method))
     for kind, method in kinds_of(BUNDLER.name, "").items():
         yield call_row(f"bundler {kind}", f"/v1/bundler/{EVM}", method, BUNDLER_BODY)
     for name, price in TABLES.prices.paymaster.items():
@@ -155,10 +162,11 @@ def operation_requests(operation: ApiOperation, seeds: Seeds) -> Iterator[Reques
             values = body.count(b'"0x') if operation.id.endswith(FILTERED) else 0
             yield Request(shape, operation.method, path, body, values=values, is_dear=shape in filters)
     else:
-        yield Request("plain", operation.method, path)
+        yield Request("plain", operation.method, path, is_dear=RICH in path)
     query = {each["name"]: each["schema"] for each in parameters if each["in"] == "query"}
     for shape, text in INPUTS.queries(query) if query else ():
-        yield Request(shape, operation.method, f"{path}?{text}", b"{}" if "requestBody" in spec else None)
+        empty = b"{}" if "requestBody" in spec else None
+        yield Request(shape, operation.method, f"{path}?{text}", empty, is_dear=RICH in path)
     for each in parameters:
         if each["in"] == "path":
             for shape, text in (("U+0000", "%00"), ("lone surrogate", "%ED%A0%80"), ("a long text", "x" * 6000)):
@@ -221,6 +229,8 @@ def _kind(method: Method) -> str:
         "identified": method.identified,
         "private": method.private,
         "answered here": bool(method.answer),
+        # Each has a program of its own.
+        f"own {method.name}": method.own,
     }
     return " ".join((method.kind, *(mark for mark, has in marks.items() if has), f"cached {method.cache}"))
 
@@ -252,6 +262,43 @@ def call_requests(path: str, method: Method, size: int) -> Iterator[Request]:
     yield Request(
         f"batch of {BATCH}", "POST", path, b"[" + b",".join([item] * min(BATCH, size // (len(item) + 1))) + b"]"
     )
+
+
+def own_requests(path: str, method: Method, _: Seeds) -> Iterator[Request]:
+    """The largest params that a method of our own reads, and texts of as many bytes in a member."""
+    for shape in TEXTS:
+        params = b'[{"address":%s}]' % text_of(shape, MOST_PARAMS - 100)
+        yield Request(f"{shape} as a member", "POST", path, _call(method.name, params))
+    for shape, given in OWN_PARAMS.get(method.name, {}).items():
+        yield Request(shape, "POST", path, _call(method.name, orjson.dumps(given)), is_dear=True)
+
+
+_TRANSACTION = {"from": address(1), "to": address(2), "data": "0x" + "ab" * 100, "value": "0x1"}
+_TRANSFERS = {"fromBlock": "0x0", "toBlock": "latest", "maxCount": "0x3e8", "category": ["erc20", "erc721", "erc1155"]}
+OWN_PARAMS: dict[str, dict[str, list[Any]]] = {
+    "alchemy_getAssetTransfers": {
+        "all transfers of an address": [{**_TRANSFERS, "fromAddress": RICH}],
+        "many contracts": [{**_TRANSFERS, "toAddress": RICH, "contractAddresses": [address(n) for n in range(100)]}],
+    },
+    "alchemy_getTokenBalances": {
+        "a rich wallet": [RICH],
+        "many contracts": [RICH, [address(n) for n in range(1500)]],
+    },
+    "alchemy_getTransactionReceipts": {"a full block": [{"blockNumber": hex(HEAD - 5)}]},
+    "alchemy_simulateAssetChanges": {"a transaction": [_TRANSACTION]},
+    "alchemy_simulateAssetChangesBundle": {"many transactions": [[_TRANSACTION] * 100], "few": [[_TRANSACTION] * 3]},
+    "alchemy_simulateExecution": {"nested": [_TRANSACTION, "latest", {"traceOptions": {"format": "NESTED"}}]},
+    "alchemy_simulateExecutionBundle": {"many transactions": [[_TRANSACTION] * 100], "few": [[_TRANSACTION] * 3]},
+    "qn_getWalletTokenBalance": {
+        "a rich wallet": [{"wallet": RICH, "perPage": 100, "page": 100}],
+        "many contracts": [{"wallet": RICH, "contracts": [address(n) for n in range(100)]}],
+    },
+    "ankr_getAccountBalance": {
+        "a rich wallet": [{"walletAddress": RICH, "blockchain": "eth"}],
+        "its last page": [{"walletAddress": RICH, "blockchain": "eth", "pageToken": "9900"}],
+        "all networks": [{"walletAddress": RICH, "blockchain": []}],
+    },
+}
 
 
 def _sample_params(method: Method) -> bytes:

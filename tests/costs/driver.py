@@ -155,6 +155,7 @@ class Driver:
 
     async def prepare(self) -> None:
         service = self._service
+        await service.fill_wallet()
         self._witness = await service.new_account("growth")
         self._accounts = [await service.new_account() for _ in range(ACCOUNTS)]
         await until(self._knows_keys)

@@ -16,18 +16,19 @@ import orjson
 from aiohttp import web
 
 from proxy.services.accounts.sign_in import hash_password
+from proxy.services.tokens.evm_tokens import MOST_CONTRACTS
 from proxy.settings import load_tables
 from proxy.store.postgres.keys import KeyStore, LimitChange
 from proxy.store.postgres.pool import Pool
 from proxy.store.postgres.sessions import SessionStore
 from tests.beacon_stub import serving
-from tests.costs.cells import BEACON, COSMOS, EVM, MOVING, SVM
+from tests.costs.cells import BEACON, COSMOS, EVM, MOVING, RICH, SVM
 from tests.costs.deep_upstream import HEAD, DeepUpstream, NotingBeacon, PolledSvmUpstream, QueryUpstream
 from tests.dashboard.service import PASSWORD, Client, DashboardService
 from tests.flows import production
 from tests.flows.production import OPEN_EGRESS, PEPPER, Production
 from tests.rpc_upstreams import Chain
-from tests.service import is_running
+from tests.service import is_running, until
 from tests.svm_upstreams import SvmChain
 
 # Steps below this are not logged.
@@ -56,6 +57,15 @@ url = "{database}"
 [keys]
 pepper = "{PEPPER}"
 auth_failures_per_minute = 1000000
+[rpc]
+alchemy_methods = true
+quicknode_methods = true
+ankr_methods = true
+[aliases]
+alchemy = true
+ankr = true
+infura = true
+quicknode = true
 [cache]
 bytes = 8388608
 [usage]
@@ -131,12 +141,25 @@ class CostService:
         email = f"cost{next(_serial)}@example.com"
         row = await keys.create_account(name="Cost", email=email, plan=plan, own=own or LimitChange())
         made, key = await keys.create_key(row["id"], name="Cost", mode="live")
-        return FreeAccount(row["id"], key, {"keys": made["id"], "accounts": row["id"]})
+        wallets = {"balances": RICH, "owned": RICH}
+        return FreeAccount(row["id"], key, {"keys": made["id"], "accounts": row["id"], **wallets})
 
     async def holder(self, account: FreeAccount) -> Client:
         """The account's owner, signed in."""
         await self.dashboard.sessions.set_password(account.id, hash_password(PASSWORD))
         return await self.dashboard.holder(await self.dashboard.keys.read_account(account.id))
+
+    async def fill_wallet(self) -> None:
+        """Give the rich wallet more tokens than are listed."""
+        query = "select number from followed_networks where network = $1 and block is not null"
+
+        async def is_indexed() -> bool:
+            return await self.database.fetchval(query, EVM) is not None
+
+        await until(is_indexed, within_s=30.0)
+        number, holder = await self.database.fetchval(query, EVM), bytes.fromhex(RICH[2:])
+        rows = [(number, holder, each.to_bytes(20, "big"), 1) for each in range(1, MOST_CONTRACTS + 2)]
+        await self.database.copy_records_to_table("token_holdings", records=rows)
 
     # Measurements
 
