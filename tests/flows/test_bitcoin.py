@@ -23,7 +23,7 @@ from tests import node_programs
 from tests.bitcoin_nodes import SIMNET, BitcoinNode, LitecoinNode, agree, bitcoin_nodes, wait_for
 from tests.client_scripts import run_program, run_script
 from tests.faults import fault_proxy
-from tests.http_client import HttpClient
+from tests.http_client import HttpClient, RawReply
 from tests.new_network import new_network
 from tests.random_reads import reads_or
 from tests.rpc_harness import NetworkHarness
@@ -34,11 +34,6 @@ READS_PER_ROUND = 400
 ROUNDS = reads_or(4000) // READS_PER_ROUND
 # Coinbase outputs can be spent after a hundred blocks.
 MATURE = 101
-
-
-class _Reply(msgspec.Struct):
-    result: msgspec.Raw = msgspec.Raw()
-    error: Any = None
 
 
 def _are_same(reply: tuple[bytes, Any], other: tuple[bytes, Any]) -> bool:
@@ -78,7 +73,7 @@ class BitcoinHarness(NetworkHarness):
         body = orjson.dumps({"jsonrpc": "2.0", "id": 7, "method": method, "params": params})
         reply = await client.send(self.worker.post(body, network=self.network))
         assert reply.status == 200, (method, params, reply)
-        found = msgspec.json.decode(reply.body, type=_Reply)
+        found = msgspec.json.decode(reply.body, type=RawReply)
         return bytes(found.result), found.error
 
     async def check(self, calls: Sequence[tuple[str, Any]]) -> int:
@@ -296,6 +291,12 @@ async def test_transaction_of_a_replaced_block_is_as_an_upstream_has_it(tmp_path
             coins = [each for each in await nodes[0].ask("listunspent") if each["spendable"]]
             young = min(coins, key=lambda each: int(each["confirmations"]))
             name = await harness.result("sendrawtransaction", [await pay(nodes[0], coin=young)])
+
+            async def has_arrived() -> bool:
+                return name in await nodes[0].ask("getrawmempool")
+
+            # The first node to accept it may be the other one.
+            await until(has_arrived)
             await nodes[0].make(1)
             await harness.settled()
             assert (await harness.result("getrawtransaction", [name, True]))["confirmations"] == 1

@@ -109,8 +109,9 @@ async def test_credits_of_mixed_calls_equal_what_the_providers_bill() -> None:
             for _ in range(16):
                 group.create_task(load(CALLS // 16))
         await harness.agrees()
-        assert sum(each.billed_calls for each in harness.stubs) > 3000
-        assert all(billed > 1000 for billed in harness.billed), harness.billed
+        assert sum(each.billed_calls for each in harness.stubs) > 1.2 * CALLS
+        # Each takes part. How often it is chosen depends on the latencies.
+        assert all(each.billed_calls > 200 for each in harness.stubs), [each.billed_calls for each in harness.stubs]
 
 
 @on_uvloop
