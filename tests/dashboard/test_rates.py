@@ -107,7 +107,7 @@ async def test_account_pays_for_the_upstream_calls_of_a_back_test_with_a_session
         for upstream in service.upstreams:
             upstream.act = echo
     # It is in the account's usage, as units without a request.
-    await until(lambda: is_in_usage(holder, paid=8), within_s=10.0, every_s=0.2)
+    await until(lambda: is_in_usage(holder, paid=8), every_s=0.2)
     # What calls no upstream costs nothing.
     for _ in range(10):
         assert (await holder.get("/account/webhooks")).status == 200

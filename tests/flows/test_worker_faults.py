@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import struct
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -229,10 +230,15 @@ async def test_successor_that_dies_early_leaves_no_metrics(faulted: Faulted) -> 
     directory = run_directory(pids[0])
     os.kill(pids[0], signal.SIGKILL)
 
+    def has_begun(pid: int) -> bool:
+        """Whether it has set its metric: a new process sets all of them to 0, and then this one to 1."""
+        file = directory / f"gauge_livemin_{pid}.db"
+        return file.exists() and struct.pack("d", 1.0) in file.read_bytes()
+
     def early() -> int:
         """The successor, as soon as it has metrics."""
         found = set(faulted.running.worker_pids()) - set(pids)
-        return next((pid for pid in found if (directory / f"gauge_livemin_{pid}.db").exists()), 0)
+        return next((pid for pid in found if has_begun(pid)), 0)
 
     dead = await until(early, within_s=BACK_S, every_s=0.002)
     os.kill(dead, signal.SIGKILL)

@@ -72,6 +72,8 @@ class AccountMails:
     async def _attempts(self, write: Callable[[], Awaitable[OutgoingMail | None]], what: str) -> None:
         mail: OutgoingMail | None = None
         for pause_s in (*self._retry_s, None):
+            # An attempt that was under way when the worker began to stop is followed by a last one.
+            is_last = self._stop.is_set()
             try:
                 # Written once: a retry has the same link and message id.
                 mail = mail or await write()
@@ -79,7 +81,7 @@ class AccountMails:
                     await self._mailer.send(mail, at=time.time())
                 return
             except (Unavailable, Undelivered) as exc:
-                if pause_s is None or self._stop.is_set() or (isinstance(exc, Undelivered) and exc.final):
+                if pause_s is None or is_last or (isinstance(exc, Undelivered) and exc.final):
                     log.warning(f"{what} not sent", extra={"reason": str(exc)})
                     return
                 log.warning(f"cannot send {what} yet", extra={"reason": str(exc), "again_in_s": pause_s})
