@@ -27,6 +27,7 @@ from tests.costs.cells import RESULT, TABLES, Request, Row, Subscriptions, is_sh
 from tests.costs.service import FLUSH_S, CostService, FreeAccount
 from tests.dashboard.service import Client
 from tests.http_client import Closed, Reply, request
+from tests.isolation.loop_steps import slowness
 from tests.service import until
 from tests.web.worker import ChunkedClient
 
@@ -320,7 +321,7 @@ class Driver:
         await self._settle()
         ended = time.monotonic()
         lines = [*service.log_lines()]
-        cost.steps.append(max(map(_step_ms, lines), default=0.0))
+        cost.steps.append(max(map(_step_ms, lines), default=0.0) / slowness())
         cost.calls = self._own_calls(service.calls(began, ended), cost)
         cost.written = self._own_bytes(await service.written() - written, cost)
         failed = [line["loop"] for line in lines if line["message"] == "loop failed"]
