@@ -116,7 +116,7 @@ async def test_connection_without_a_request_is_closed(monkeypatch: pytest.Monkey
     async with serving(SlowApp()) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.split(":")[2].split("/")[0]))
         writer.write(sent)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(45):
             with suppress(ConnectionError):
                 assert await reader.read() == b""
         writer.close()

@@ -428,13 +428,13 @@ class Driver:
             return {row["client_id"] for row in rows}
 
         with contextlib.suppress(AssertionError):
-            await until(lambda: _all_in(written, names), within_s=5.0, every_s=0.2)
+            await until(lambda: _all_in(written, names), every_s=0.2)
         missing = [name for name in names if name not in await written()]
         return [self._seen[name] for name in missing[:1]]
 
     async def is_usage_written(self) -> bool:
         with contextlib.suppress(AssertionError):
-            await until(self._witness_is_counted, within_s=5.0, every_s=0.2)
+            await until(self._witness_is_counted, every_s=0.2)
             return True
         return False
 
@@ -448,7 +448,7 @@ class Driver:
         before = self._service.receiver.received
         reply = await self._send("POST", path, b"{}", key=self.witness.key)
         with contextlib.suppress(AssertionError):
-            await until(lambda: self._service.receiver.received > before, within_s=10.0)
+            await until(lambda: self._service.receiver.received > before)
             return reply.status < 300
         return False
 

@@ -44,8 +44,8 @@ class MeteredHarness:
 
     async def agrees(self) -> None:
         """Replies that came too late may still be under way: then no more is counted, and the sums must be equal."""
-        await until(lambda: self.is_idle, within_s=10)
-        await until(lambda: self.counted == self.billed, within_s=5)
+        await until(lambda: self.is_idle)
+        await until(lambda: self.counted == self.billed)
 
     @property
     def spent(self) -> dict[tuple[str, str, str], int]:

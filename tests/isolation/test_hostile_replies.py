@@ -123,7 +123,7 @@ async def test_traces(events: EventHarness, chance: random.Random, monkeypatch: 
     await events.webhook("INTERNAL_TRANSFER", addresses=["0x" + B.hex()])
     await events.mine([])
     pool = events.inner.running.pool
-    async with pool.connection(within_s=10.0) as connection:
+    async with pool.connection(within_s=45.0) as connection:
         await connection.execute(
             "insert into trace_jobs (network, block, block_hash)"
             " select $1, n, decode(lpad(to_hex(n), 64, '0'), 'hex') from generate_series(2, $2::bigint) as n",
@@ -248,7 +248,7 @@ async def test_settlement(pool: Pool, account: str, chance: random.Random) -> No
         logs.insert(chance.randrange(len(logs)), log)
     payers = {DEV.id: frozenset((PAYMASTER,))}
     sink, followed = SettlementSink([DEV], payers), Followed(DEV.id, 1, 0, None)
-    async with pool.connection(within_s=10.0, for_s=WITHIN_S) as connection, connection.transaction():
+    async with pool.connection(within_s=45.0, for_s=WITHIN_S) as connection, connection.transaction():
         await sink.write(connection, followed, [facts(logs)])
     assert (await ledger.total(policy.id, AT.date())).spent > 0
     later = AT + datetime.timedelta(minutes=10)

@@ -124,7 +124,7 @@ async def running(name: str, loop: Callable[[], Any]) -> AsyncIterator[None]:
 
 
 async def fetch(pool: Pool, query: str, *values: Any) -> list[Any]:
-    async with pool.connection(within_s=10.0) as connection:
+    async with pool.connection(within_s=45.0) as connection:
         return await connection.fetch(query, *values)
 
 

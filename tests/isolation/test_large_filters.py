@@ -65,12 +65,12 @@ async def test_memory_of_large_filters_is_bounded_and_returned() -> None:
                 wanted["topics"] = []
                 mine = await good.result("eth_subscribe", "logs", wanted)
                 await harness.chain.mine(4)
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(45):
                     while (event := await good.event())["subscription"] != mine:
                         pass
                 assert event["result"]["address"] == CONTRACTS[0]
                 await good.result("eth_unsubscribe", mine)
-            await until(lambda: tracemalloc.get_traced_memory()[0] - before < 4 * MB, within_s=10)
+            await until(lambda: tracemalloc.get_traced_memory()[0] - before < 4 * MB)
         finally:
             tracemalloc.stop()
         assert harness.worker.held_bytes == 0
@@ -101,6 +101,6 @@ async def test_filters_that_were_used_before_are_not_kept() -> None:
             for serial in range(15):
                 id_ = await client.result("eth_subscribe", "logs", largest(serial))
                 await client.result("eth_unsubscribe", id_)
-            await until(lambda: tracemalloc.get_traced_memory()[0] - before < 2 * MB, within_s=5)
+            await until(lambda: tracemalloc.get_traced_memory()[0] - before < 2 * MB)
         finally:
             tracemalloc.stop()

@@ -159,7 +159,7 @@ async def test_memory_of_replays_is_bounded_and_returned() -> None:
                 for _ in range(40):
                     await asyncio.sleep(0.1)
                     assert tracemalloc.get_traced_memory()[0] - before < 64 * MB
-            await until(lambda: tracemalloc.get_traced_memory()[0] - before < 8 * MB, within_s=10)
+            await until(lambda: tracemalloc.get_traced_memory()[0] - before < 8 * MB)
         finally:
             tracemalloc.stop()
         assert harness.worker.held_bytes == 0

@@ -132,7 +132,7 @@ async def test_rotated_pepper_loses_no_key(store: KeyStore, pool: Pool, account:
 
 
 async def until_zero_but(connection: DatabaseConnection, pepper: str, *, left: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(45):
         while (await peppers.count_unmoved(connection, pepper))[0] != left:  # noqa: ASYNC110 - the database has no event
             await asyncio.sleep(0.01)
 
