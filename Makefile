@@ -83,9 +83,10 @@ endef
 run: .venv/.run .venv/bin/penstock $(CHAIN) $(BUNDLER) $(GUIDE)
 	@exec $(PY) -m proxy dev $(ARGS)
 
-# Two steps at a time: lint and the uncompiled pass beside the compiler and the tests.
+# Two steps at a time: the uncompiled pass beside lint and the compiler. Beside the tests of whole services it would starve them.
 test: $(TESTED)
-	@$(MAKE) --no-print-directory --jobs=2 lint unit source
+	@$(MAKE) --no-print-directory --jobs=2 lint source compiled
+	@$(MAKE) --no-print-directory unit
 
 quick: .venv/.test
 	@$(MAKE) --no-print-directory --jobs=2 lint pure
@@ -102,10 +103,9 @@ pure: .venv/.test
 unit: compiled $(TESTED)
 	$(PYTEST) $(ARGS)
 
-# Run the tests of the compiled modules again, uncompiled. Their output follows at the end, apart from that of `unit`.
+# Run the tests of the compiled modules uncompiled.
 source: .venv/.test
-	@log=$$(mktemp); PENSTOCK_SOURCE=1 $(PY) -m tests.second_look --compiled-only $(COMPILED) >$$log 2>&1; status=$$?; \
-		echo "uncompiled:"; cat $$log; rm -f $$log; exit $$status
+	PENSTOCK_SOURCE=1 $(PY) -m tests.second_look --compiled-only $(COMPILED)
 
 # Without a compiler the tests run uncompiled.
 compiled: .venv/.test
