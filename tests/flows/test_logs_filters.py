@@ -315,6 +315,7 @@ async def test_logs_by_many_addresses_or_topics_are_split_joined_in_order_and_pa
         named = [*wanted, wanted[0]]
         chosen = {"address": named} if by == "address" else {"topics": ["0xaa", named, None]}
         reply = await harness.call("eth_getLogs", query(101, 103, **chosen))
+        assert "result" in reply.json, reply
         found = [(int(each["blockNumber"], 16), each["address"]) for each in reply.json["result"]]
         assert found == [(number, each) for number in (101, 102, 103) for each in wanted]
         price = max(TABLES.methods["evm"]["eth_getLogs"].price, TABLES.prices.archive_minimum)
