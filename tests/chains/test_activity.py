@@ -21,7 +21,8 @@ def raw(address: str) -> bytes:
 
 def header(transactions: bytes) -> Header:
     found = read_header(
-        b'{"number":"0x1","hash":"0x2","parentHash":"0x3","timestamp":"0x4","transactions":%b}' % transactions
+        b'{"number":"0x1","hash":"%b","parentHash":"%b","timestamp":"0x4","transactions":%b}'
+        % (HASH.encode(), HASH.encode(), transactions)
     )
     assert found is not None
     return found

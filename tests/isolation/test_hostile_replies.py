@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
 from prometheus_client import REGISTRY
@@ -242,10 +243,13 @@ async def test_settlement(pool: Pool, account: str, chance: random.Random) -> No
         assert (await ledger.reserve(wanted)).kind == "granted"
         logs.append(operation_log(ALICE, number, wanted.op_hash))
     for number in range(ROWS):
-        log = operation_log(ALICE, 1000 + number, (2**200 + number).to_bytes(32, "big"))
-        for name in chance.sample(["block_number", "block_hash", "transaction_hash", "log_index", "data"], k=2):
-            setattr(log, name, chance.choice((*TEXTS, hex(2**64), hex(10**400), "0x" + "ff" * 128)))
-        logs.insert(chance.randrange(len(logs)), log)
+        log = msgspec.to_builtins(operation_log(ALICE, 1000 + number, (2**200 + number).to_bytes(32, "big")))
+        for name in chance.sample(["blockNumber", "blockHash", "transactionHash", "logIndex", "topics", "data"], k=2):
+            value = chance.choice((*TEXTS, hex(2**64), hex(10**400), "0x" + "ff" * 128))
+            log[name] = [value, *log[name][1:]] if name == "topics" else value
+        # Malformed ones are refused when they are decoded.
+        for each in operations.read_logs([log]):
+            logs.insert(chance.randrange(len(logs)), each)
     payers = {DEV.id: frozenset((PAYMASTER,))}
     sink, followed = SettlementSink([DEV], payers), Followed(DEV.id, 1, 0, None)
     async with pool.connection(within_s=45.0, for_s=WITHIN_S) as connection, connection.transaction():

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 import sha3
@@ -35,40 +36,49 @@ _WORD = 64
 _fromhex = bytes.fromhex
 
 
+# What an upstream sends as a number or a hash is one, or its reply is malformed: neither is a contract's to choose. Numbers
+# fit Postgres's bigint, indexes its integer, and times, which end in the year 4147, its timestamptz.
+Number = Annotated[str, msgspec.Meta(pattern=r"\A0x[0-9a-fA-F]{1,15}\Z")]
+Index = Annotated[str, msgspec.Meta(pattern=r"\A0x[0-9a-fA-F]{1,7}\Z")]
+Time = Annotated[str, msgspec.Meta(pattern=r"\A0x[0-9a-fA-F]{1,9}\Z")]
+Hash = Annotated[str, msgspec.Meta(pattern=r"\A0x[0-9a-fA-F]{64}\Z")]
+Bloom = Annotated[str, msgspec.Meta(pattern=r"\A(0x[0-9a-fA-F]{1,512})?\Z")]
+
+
 class ChainLog(msgspec.Struct, rename="camel", gc=False):
     """One log as an upstream returns it: its place on the chain and its contract's data."""
 
     address: str
     topics: list[str]
-    block_number: str
-    block_hash: str
-    transaction_hash: str
-    log_index: str
+    block_number: Number
+    block_hash: Hash
+    transaction_hash: Hash
+    log_index: Index
     data: str = "0x"
     removed: bool = False
     # Not every upstream has it.
-    block_timestamp: str | None = None
+    block_timestamp: Time | None = None
 
 
 class Receipt(msgspec.Struct, rename="camel", gc=False):
     """The logs and outcome of one transaction. `status`: 0x0 if it failed; blocks before Byzantium do not say (EIP-658)."""
 
-    block_hash: str
+    block_hash: Hash
     logs: list[ChainLog]
-    transaction_hash: str = ""
-    status: str | None = None
+    transaction_hash: Hash = ""
+    status: Number | None = None
 
 
 class Header(msgspec.Struct, rename="camel", gc=False):
     """One block; its transactions are left undecoded."""
 
-    number: str
-    hash: str
-    parent_hash: str
-    timestamp: str
+    number: Number
+    hash: Hash
+    parent_hash: Hash
+    timestamp: Time
     transactions: msgspec.Raw = msgspec.Raw(b"[]")
-    logs_bloom: str = ""
-    gas_used: str = "0x0"
+    logs_bloom: Bloom = ""
+    gas_used: Number = "0x0"
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,15 +83,11 @@ def born(log: ChainLog) -> LogPosition | None:
 
 
 def _position(log: ChainLog) -> LogPosition | None:
-    found = [abi.unhex(text) for text in (log.address, log.block_hash, log.transaction_hash)]
-    try:
-        block, index = int(log.block_number, 16), int(log.log_index, 16)
-    except ValueError:
+    contract = abi.unhex(log.address)
+    if contract is None:
         return None
-    contract, block_hash, transaction = found
-    if contract is None or block_hash is None or transaction is None:
-        return None
-    return LogPosition(contract, block, block_hash, transaction, index)
+    block_hash, transaction = bytes.fromhex(log.block_hash[2:]), bytes.fromhex(log.transaction_hash[2:])
+    return LogPosition(contract, int(log.block_number, 16), block_hash, transaction, int(log.log_index, 16))
 
 
 def read_logs(found: object) -> list[ChainLog]:
