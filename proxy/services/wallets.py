@@ -16,7 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.chains.evm import abi, address, factories, operations
+import msgspec
+
+from proxy.chains.evm import abi, address, factories, facts, operations
 from proxy.chains.evm.factories import Factory
 from proxy.chains.evm.facts import BlockFacts
 from proxy.chains.registry import Network, Registry
@@ -132,9 +134,9 @@ class WalletService:
         code, word = await self._internal_calls.call_many(network, calls, fresh=True)
         has_code, nonce = _has_code(code), abi.uint(abi.unhex(word))
         if has_code is None:
-            raise InternalError(f"the code at an address on {network.id} cannot be read")
+            raise InternalError(f"the code at an address on {network.id} cannot be read", reason="upstream")
         if nonce is None:
-            raise InternalError(f"the nonce of a wallet on {network.id} cannot be read")
+            raise InternalError(f"the nonce of a wallet on {network.id} cannot be read", reason="upstream")
         if has_code and (wallet.deploy_tx is None or wallet.deployed_at is None):
             wallet = await self._with_deployment(network, wallet)
         return dataclasses.replace(await self._reconciled(network, wallet, has_code), nonce=nonce)
@@ -201,10 +203,16 @@ class WalletService:
         position = await self._find_event(network, wallet)
         if position is None:
             return None
-        block = await self._call(network, "eth_getBlockByNumber", hex(position.block), False)
-        seconds = int(block["timestamp"], 16) if isinstance(block, dict) and "timestamp" in block else None
-        at = None if seconds is None else datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+        at = await self._time_of(network, position.block)
         return Deployment(wallet.address, position.transaction, position.block, position.block_hash, at)
+
+    async def _time_of(self, network: Network, number: int) -> datetime.datetime | None:
+        try:
+            raw = await self._internal_calls.raw(network, "eth_getBlockByNumber", hex(number), False, fresh=True)
+            header = facts.read_header(raw)
+        except (RpcError, msgspec.DecodeError):
+            return None
+        return None if header is None else datetime.datetime.fromtimestamp(int(header.timestamp, 16), datetime.UTC)
 
     async def _find_event(self, network: Network, wallet: Wallet) -> operations.LogPosition | None:
         """The position of the wallet's initialisation event: in the recorded block, else among the newest blocks, else in the

@@ -6,6 +6,7 @@ import asyncio
 import time
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
@@ -18,7 +19,7 @@ from proxy.settings import shipped_tables
 from tests.beacon_stub import BeaconStub, is_poll
 from tests.bundler_harness import ScriptedBundler
 from tests.costs.hostile_inputs import address, topic
-from tests.rpc_upstreams import Call, Chain, ScriptedUpstream
+from tests.rpc_upstreams import Call, Chain, Refused, ScriptedUpstream
 from tests.svm_upstreams import SvmUpstream
 
 HEAD = 19_100_000
@@ -89,11 +90,14 @@ class NotedCalls:
     def __repr__(self) -> str:
         return f"<NotedCalls {len(self._calls)}>"
 
-    def note(self, method: str, params: Any) -> None:
+    def note(self, method: str, params: Any) -> bool:
+        """Return whether a client may have caused the call."""
         is_poll = method == "eth_getBlockByNumber" and params and params[0] in TAGS
         is_check = method in CHECKS and not params
-        if method not in OWN and not is_poll and not is_check and not _is_search(method, params):
-            self._calls.append((time.monotonic(), method))
+        if method in OWN or is_poll or is_check or _is_search(method, params):
+            return False
+        self._calls.append((time.monotonic(), method))
+        return True
 
     def between(self, begin: float, end: float) -> Counter[str]:
         first = bisect_left(self._calls, begin, key=itemgetter(0))
@@ -113,6 +117,8 @@ class NotingUpstream(ScriptedUpstream):
     def __init__(self, chain: Chain) -> None:
         super().__init__(chain)
         self.noted = NotedCalls()
+        # Changes the results of calls that clients cause.
+        self.spoil: Callable[[Any], Any] | None = None
 
     async def _answer(self, request: web.Request) -> web.Response:
         """A body that is no JSON for it gets an error, under no id."""
@@ -125,9 +131,14 @@ class NotingUpstream(ScriptedUpstream):
         return _json([await self._reply(call) for call in body])
 
     async def _reply(self, call: dict[str, Any]) -> dict[str, Any]:
-        self.noted.note(call["method"], call["params"])
+        is_own = not self.noted.note(call["method"], call["params"])
         found = await super()._reply(call)
         self.calls.clear()
+        if self.spoil is not None and not is_own and "result" in found:
+            try:
+                found["result"] = self.spoil(found["result"])
+            except Refused as exc:
+                return {"jsonrpc": "2.0", "id": call["id"], "error": exc.error}
         return found
 
     def _result(self, call: Call) -> Any:

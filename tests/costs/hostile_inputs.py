@@ -189,7 +189,7 @@ class Inputs:
     def queries(self, parameters: Mapping[str, Schema]) -> Iterator[tuple[str, str]]:
         """Query strings. `parameters`: their schemas by name."""
         largest = {name: self.largest(schema, 1000) for name, schema in parameters.items()}
-        yield "largest", "&".join(f"{name}={_shown(value)}" for name, value in largest.items())
+        yield "largest", "&".join(f"{name}={shown(value)}" for name, value in largest.items())
         for shape, text in _QUERY_TEXTS.items():
             for name, schema in parameters.items():
                 kind = self.resolved(schema).get("type")
@@ -208,7 +208,7 @@ _QUERY_TEXTS = {
 }
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     if isinstance(value, list):
         return quote(",".join(map(str, value))[:MOST_QUERY])
     return str(value).lower() if isinstance(value, bool) else quote(str(value)[:MOST_QUERY])

@@ -52,6 +52,11 @@ trusted_proxies = ["127.0.0.1/32"]
 port = 0
 [follower]
 networks = ["{EVM}"]
+[prices]
+sources = ["fixed"]
+[[prices.fixed]]
+network = "{EVM}"
+usd = "3000"
 [database]
 url = "{database}"
 [keys]

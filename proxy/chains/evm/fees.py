@@ -67,6 +67,8 @@ def of_history(history: Any, *, floor_wei: int, block_time_s: float) -> Fees:
         raise ValueError("no fee history") from exc
     if not used or len(base_fees) != len(used) + 1 or any(len(block) != len(PERCENTILES) for block in rewards):
         raise ValueError("no fee history")
+    if not 0 <= newest < 2**63:
+        raise ValueError("no number of a block")
     busy = [block for block, ratio in zip(rewards, used, strict=False) if ratio > 0]
     estimates: dict[Tier, Estimate] = {}
     for index, (tier, aim) in enumerate(AIMS.items()):

@@ -205,6 +205,7 @@ class BundlerGuard:
                 f"the bundler of {self._network.id} replied with something other than the operation's hash; "
                 "it may have accepted the operation",
                 details={"user_operation_hash": named},
+                reason="upstream",
             )
         await self._note(self._store.mark_sent(sent))
         return b'"%b"' % named.encode()

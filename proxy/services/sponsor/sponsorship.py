@@ -329,7 +329,9 @@ class SponsorService:
         call = {"to": "0x" + request.paymaster.address.hex(), "data": "0x" + data.hex()}
         found = abi.uint(abi.unhex(await self._call(request.network, "eth_call", call, "latest")))
         if found is None:
-            raise InternalError(f"the paymaster on {request.network.id} does not respond; check that it is deployed")
+            raise InternalError(
+                f"the paymaster on {request.network.id} does not respond; check that it is deployed", reason="upstream"
+            )
         return found
 
     async def _delegate(self, request: SponsorRequest) -> bytes | None:
@@ -361,9 +363,10 @@ class SponsorService:
                 for call in inner
             ]
         found = await self._internal_calls.call_many(request.network, [("eth_estimateGas", [call]) for call in calls])
-        if not all(isinstance(each, str) for each in found):
+        try:
+            return sum(max(0, int(each, 16) - _TRANSACTION_GAS) for each in found)
+        except (TypeError, ValueError):  # an error, or no number
             return None
-        return sum(max(0, int(each, 16) - _TRANSACTION_GAS) for each in found)
 
     async def _call(self, network: Network, method: str, *params: Any) -> Any:
         try:

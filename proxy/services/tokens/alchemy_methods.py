@@ -32,7 +32,7 @@ from proxy.core.transfer_history import (
     item_of,
     position_of,
 )
-from proxy.errors import InvalidRequest
+from proxy.errors import InvalidRequest, Unavailable
 from proxy.services.accounts.metering import meter_of_task
 from proxy.services.multicall import Multicall
 from proxy.services.rpc.calls import RpcError
@@ -235,7 +235,10 @@ class AlchemyMethods:
         found = await self.calls.call(network, method, block, False)
         if found is None:
             return None
-        calls = [("eth_getTransactionReceipt", (each,)) for each in found["transactions"]]
+        hashes = found.get("transactions") if isinstance(found, dict) else None
+        if not isinstance(hashes, list) or not all(isinstance(each, str) for each in hashes):
+            raise Unavailable(f"{network.id} does not answer {method} with a block at the moment; try again shortly")
+        calls = [("eth_getTransactionReceipt", (each,)) for each in hashes]
         receipts = await self.calls.raw_many(network, calls)
         for each in receipts:
             if isinstance(each, RpcError):
