@@ -31,6 +31,7 @@ from tests.costs.hostile_inputs import (
     address,
     largest_config,
     log_filter,
+    shown,
     text_of,
 )
 
@@ -162,7 +163,8 @@ def operation_requests(operation: ApiOperation, seeds: Seeds) -> Iterator[Reques
             values = body.count(b'"0x') if operation.id.endswith(FILTERED) else 0
             yield Request(shape, operation.method, path, body, values=values, is_dear=shape in filters)
     else:
-        yield Request("plain", operation.method, path, is_dear=RICH in path)
+        yield Request("plain", operation.method, path + _query_of(parameters), is_dear=RICH in path)
+        yield Request("all parameters", operation.method, path + _query_of(parameters, required=False))
     query = {each["name"]: each["schema"] for each in parameters if each["in"] == "query"}
     for shape, text in INPUTS.queries(query) if query else ():
         empty = b"{}" if "requestBody" in spec else None
@@ -185,6 +187,16 @@ def _filled(path: str, parameters: Sequence[Mapping[str, Any]], seeds: Seeds) ->
             found = seeds.get(name) or seeds.get(segments[index - 1])
             segments[index] = found or quote(str(examples[name]), safe="%")
     return "/".join(segments)
+
+
+def _query_of(parameters: Sequence[Mapping[str, Any]], *, required: bool = True) -> str:
+    """The query with the examples of the spec: of what is required, or of all parameters but places in a list."""
+    found = {
+        each["name"]: each.get("example") or INPUTS.sample(each["schema"])
+        for each in parameters
+        if each["in"] == "query" and (each.get("required") if required else each["name"] not in ("cursor", "pageKey"))
+    }
+    return "?" + "&".join(f"{name}={shown(value)}" for name, value in found.items()) if found else ""
 
 
 def _filters(schema: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
