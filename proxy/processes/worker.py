@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import socket
@@ -32,6 +33,9 @@ from proxy.tasks import Tasks, unless_stopped
 STDIN, STDOUT = 0, 1
 # How long a thread may run while the event loop waits for the interpreter.
 SWITCH_S = 0.0002
+# Options of glibc's allocator, and what it sets them to by itself once an 8 MB body was freed.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+KEPT_BYTES, MAPPED_FROM_BYTES = 16 << 20, 8 << 20
 
 
 class SharedFiles(NamedTuple):
@@ -119,11 +123,21 @@ async def _start(app: App, listener: socket.socket) -> bool:
 def report_ready(tasks: Tasks) -> None:
     """Report to the supervisor that this process is ready, and from then on that its event loop runs."""
     garbage_collection.take_over()
+    keep_freed_memory()
     yield_often()
     os.set_blocking(STDOUT, False)
     os.write(STDOUT, READY)
     tasks.start("heartbeat", _beat)
     tasks.start("collect garbage", garbage_collection.collect_rarely)
+
+
+def keep_freed_memory() -> None:
+    """Let the allocator keep what large bodies and results leave free. It gives more than 128 KB at the heap's end back to the
+    kernel until a larger block happens to be freed, and until then each body of 100 KB costs a fifth more CPU for new pages."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc alone has it
+    if mallopt is not None:
+        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+        mallopt(M_MMAP_THRESHOLD, MAPPED_FROM_BYTES)
 
 
 def yield_often() -> None:
