@@ -36,7 +36,9 @@ HEDGE_CEILING_S = 2.0
 # If no upstream meets all needs of a call, they are given up one after the other: the head, a small lag, and last a method that
 # the upstream said it does not have, because its own error is then the best reply. Each line: whether the head still counts,
 # whether a lag is accepted, and whether a missing method is accepted. For each line, upstreams with a closed breaker come
-# first, then those whose breaker is softly open. An old block is never given up: an upstream without it has no reply.
+# first, then those whose breaker is softly open. An old block is never given up: an upstream without it has no reply. Of those
+# that have not reached the head, the newest are taken: another host may have announced a block that none of ours has reported
+# yet, and the caller has seen the one before it.
 Concession = tuple[bool, bool, bool]
 CONCESSIONS: Final[tuple[Concession, ...]] = (
     (True, False, False),
@@ -184,6 +186,7 @@ class UpstreamGroup:
     def _second_best(self, now: float, needs: UpstreamNeeds) -> list[UpstreamHealth]:
         """The members that meet the needs after the fewest concessions."""
         is_any_soft = bool([member for member in self.members if member.is_soft or member.may_rest(now)])
+        needs_head = needs.head > 0
         for concession in CONCESSIONS:
             needs.concede(concession)
             fit = self._fit(now, needs)
@@ -192,7 +195,7 @@ class UpstreamGroup:
                 fit = self._fit(now, needs)
                 needs.softly = False
             if fit:
-                return fit
+                return _newest(fit) if needs_head and not needs.head else fit
         return []
 
     def doubtful_for_writes(self, now: float) -> int:
@@ -224,6 +227,12 @@ class UpstreamGroup:
             known = [q for member in self.members if (q := member.quantile_s(HEDGE_QUANTILE)) is not None]
             quantile = min(known, default=HEDGE_CEILING_S)
         return min(max(quantile, HEDGE_FLOOR_S), HEDGE_CEILING_S)
+
+
+def _newest(fit: list[UpstreamHealth]) -> list[UpstreamHealth]:
+    """Those with the newest head that can be true, or whose head is not known."""
+    newest = max([member.head for member in fit if not member.ahead], default=0)
+    return [member for member in fit if not member.head or member.head >= newest]
 
 
 def _cheapest(fit: list[UpstreamHealth], needs: UpstreamNeeds, policy: CostPolicy) -> list[UpstreamHealth]:

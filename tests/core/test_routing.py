@@ -345,7 +345,16 @@ def test_head_is_a_wish_and_an_unknown_head_is_given_the_benefit_of_the_doubt() 
         member.head = head
     assert set(chosen(of, 200, head=10)) == {"up0", "up2"}
     assert set(chosen(of, 200, head=11)) == {"up2"}
-    assert set(chosen(of, 200, head=11, tried=0b100)) == {"up0", "up1"}
+    assert set(chosen(of, 200, head=11, tried=0b100)) == {"up0"}
+
+
+def test_if_none_has_the_head_the_newest_ones_are_taken_and_no_impossible_one() -> None:
+    of = group({}, {}, {}, {})
+    for member, head in zip(of.members, (10, 10, 9, 1000), strict=True):
+        member.head = head
+    of.members[3].ahead = of.members[3].lagging = True
+    assert set(chosen(of, 200, head=11)) == {"up0", "up1"}
+    assert set(chosen(of, 200, head=11, tried=0b011)) == {"up2"}
 
 
 def test_lagging_upstream_is_out_until_it_is_back_or_the_only_one() -> None:
