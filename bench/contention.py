@@ -68,7 +68,8 @@ def _measure(load: Load, workers: int) -> Contention:
     """Run the workers at the same time on the same memory."""
     context = multiprocessing.get_context("fork")
     fd, barrier, found = rate_buckets.create(), context.Barrier(workers), context.Queue()
-    head = SharedHead(HostMemory(host_memory.create()).heads(HEAD_NUMBERS), 0)
+    memory = HostMemory(host_memory.create())
+    head = SharedHead(memory.heads(HEAD_NUMBERS), memory.holders(1), 0)
     miner = context.Process(target=_mine, args=(head,), daemon=True)
     crew = [
         context.Process(

@@ -111,8 +111,10 @@ class NetworkBuilder:
         share = self._settings.cache.bytes // max(1, len(by_network))
         # Workers with different upstreams agree on a network's position.
         known, positions = self._known(), self._tables.chains.positions()
-        numbers = HEAD_NUMBERS * (max(positions.values(), default=-1) + 1)
-        heads = [0] * numbers if self._heads_memory is None else self._heads_memory.heads(numbers)
+        places = max(positions.values(), default=-1) + 1
+        memory = self._heads_memory
+        heads = [0] * HEAD_NUMBERS * places if memory is None else memory.heads(HEAD_NUMBERS * places)
+        holders = [0] * places if memory is None else memory.holders(places)
         found = {}
         for name, upstreams in by_network.items():
             network = known[name]
@@ -125,7 +127,7 @@ class NetworkBuilder:
                 self._heads(network),
                 family_of(network).head,
                 ReplyCache(share),
-                SharedHead(heads, positions[name]),
+                SharedHead(heads, holders, positions[name]),
                 caches=self._settings.cache.enabled,
                 archive_minimum=self._tables.prices.archive_minimum,
                 streams=self._upstreams(network, streams),
@@ -253,7 +255,7 @@ class NetworkBuilder:
             self._heads(network),
             family_of(network).head,
             ReplyCache(0),
-            SharedHead([0] * HEAD_NUMBERS, 0),
+            SharedHead([0] * HEAD_NUMBERS, [0], 0),
             caches=False,
             archive_minimum=self._tables.prices.archive_minimum,
             chain=chain,

@@ -39,7 +39,7 @@ def tables_of(count: int) -> Tables:
 def states_of(memory: HostMemory | None, tables: Tables) -> dict[str, NetworkState]:
     loop = asyncio.get_running_loop()
     networks = [network.id for network in tables.chains.networks()]
-    upstreams = [{"network": name, "url": "http://127.0.0.1:1"} for name in (networks[0], networks[-1])]
+    upstreams = [{"network": networks[at], "url": f"http://127.0.0.1:{2 + at}"} for at in (0, -1)]
     overrides = {
         "database": {"url": "postgresql://127.0.0.1:1/x"},
         "keys": {"pepper": "p" * 32},
@@ -64,6 +64,26 @@ async def test_workers_share_the_head_of_the_last_network(fd: int, count: int) -
         assert other["c0/mainnet"].shared_head.moves == 0
 
 
+async def test_worker_learns_which_upstream_has_the_head(fd: int) -> None:
+    """Its own polls may find that a moment later, and the client has the block already."""
+    tables = tables_of(1)
+    one, other = (state for _ in range(2) for state in states_of(HostMemory(fd), tables).values())
+    holder = one.group.members[1]
+    for state in (one, other):
+        state.heads.raise_to(6)
+        for member in state.group.members:
+            member.saw_head(6, 1.0)
+    holder.saw_head(7, 2.0)
+    one.heads.raise_to(7)
+    one.forget_recent()
+    other.stay_current()
+    assert (other.tip, [member.head for member in other.group.members]) == (7, [6, 7])
+    # The number of a holder is of no use for another tip.
+    one.shared_head.publish(8)
+    other.stay_current()
+    assert [member.head for member in other.group.members] == [6, 7]
+
+
 async def test_worker_without_shared_memory_has_its_own_heads() -> None:
     tables = tables_of(MANY)
     one, other = (states_of(None, tables) for _ in range(2))
@@ -75,9 +95,9 @@ def test_heads_of_different_networks_are_apart(fd: int) -> None:
     """A worker that knows more networks, after a reload, sees the numbers of the others."""
     few = HostMemory(fd).heads(3 * HEAD_NUMBERS)
     for n in range(3):
-        SharedHead(few, n).publish(n + 1, n + 10, is_lower=n % 2 == 1)
+        SharedHead(few, [0] * 3, n).publish(n + 1, n + 10, is_lower=n % 2 == 1)
     many = HostMemory(fd).heads(MANY * HEAD_NUMBERS)
-    heads = [SharedHead(many, n) for n in range(MANY)]
+    heads = [SharedHead(many, [0] * MANY, n) for n in range(MANY)]
     assert [(head.tip, head.short_hash, head.moves, head.returns) for head in heads[:4]] == [
         (1, 10, 1, 0),
         (2, 11, 1, 1),

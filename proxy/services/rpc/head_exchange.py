@@ -26,7 +26,9 @@ MOMENT_S = 0.001
 # A head that no host renews for this long is forgotten: all hosts are down.
 KEPT_MS = 60_000
 
+# After HOLDER, the kind names an upstream that has the head. Versions without this take any other kind for a head that moved.
 MOVED, LOWERED, WROTE = "moved", "lowered", "wrote"
+HOLDER = "@"
 
 
 class HeadExchange:
@@ -50,8 +52,9 @@ class HeadExchange:
 
     # News of this host
 
-    def moved(self, network: str, tip: int, short_hash: int, *, is_lower: bool) -> None:
-        message = f"{self._host} {LOWERED if is_lower else MOVED} {network} {tip} {short_hash}"
+    def moved(self, network: str, tip: int, short_hash: int, *, is_lower: bool, holder: int) -> None:
+        kind = LOWERED if is_lower else f"{MOVED}{HOLDER}{holder:x}"
+        message = f"{self._host} {kind} {network} {tip} {short_hash}"
         self._link.send(("FCALL", HEAD, "1", _key(network), CHANNEL, message, str(KEPT_MS)), _ignore)
 
     def wrote(self, network: str, note: str, then: Callable[[], None]) -> None:
@@ -85,7 +88,8 @@ class HeadExchange:
             state.follow_write(rest)
         else:
             tip, short_hash = rest.split(" ")
-            state.follow(int(tip), int(short_hash), is_lower=kind == LOWERED)
+            holder = int(kind.partition(HOLDER)[2] or "0", 16)
+            state.follow(int(tip), int(short_hash), is_lower=kind == LOWERED, holder=holder)
 
     def _on_change(self) -> None:
         if self._link.is_up:

@@ -33,24 +33,34 @@ _NULL_BYTES = len(NULL)
 HeadComparison = Literal["current", "behind", "future"]
 
 
-# The numbers of a network's `SharedHead`.
+# The numbers of a network's `SharedHead`, without the holder of the tip.
 HEAD_NUMBERS: Final = 4
+# A holder is one number with the last bits of its tip: it is of no use for another tip, whoever writes at the same time.
+TIP_BITS: Final = 0xFFFF
+ID_BITS: Final = (1 << 47) - 1
 
 
 class SharedHead:
-    """Four numbers of one network in the memory that a host's workers share: the tip, a counter of moves, a short form of the
-    tip's hash (0 if it is unknown), and a counter of the times that the tip went back.
+    """The head of one network in the memory that a host's workers share: the tip, a counter of moves, a short form of the tip's
+    hash (0 if it is unknown), a counter of the times that the tip went back, and an upstream that has the tip.
 
     A client's next request may reach another worker. So a worker that learns of a new head, or has sent a write, increments the
     counter; a worker that sees another count than its own discards its recent replies before it replies. Two workers that
     increment at once may count once: the number still differs from the one before.
     """
 
-    __slots__ = ("_index", "_memory")
+    __slots__ = ("_holders", "_index", "_memory", "_place")
 
-    def __init__(self, memory: MutableSequence[int] | memoryview[int], index: int) -> None:
+    def __init__(
+        self,
+        memory: MutableSequence[int] | memoryview[int],
+        holders: MutableSequence[int] | memoryview[int],
+        place: int,
+    ) -> None:
         self._memory = memory
-        self._index = HEAD_NUMBERS * index
+        self._holders = holders
+        self._place = place
+        self._index = HEAD_NUMBERS * place
 
     @property
     def tip(self) -> int:
@@ -68,7 +78,14 @@ class SharedHead:
     def returns(self) -> int:
         return self._memory[self._index + 3]
 
-    def publish(self, tip: int, short_hash: int = 0, *, is_lower: bool = False) -> int:
+    @property
+    def holder(self) -> int:
+        """An upstream that has the tip, as `holder_of` names it; 0 if none is known."""
+        found = self._holders[self._place]
+        return found >> 16 if found & TIP_BITS == self.tip & TIP_BITS else 0
+
+    def publish(self, tip: int, short_hash: int = 0, *, is_lower: bool = False, holder: int = 0) -> int:
+        self._holders[self._place] = holder << 16 | tip & TIP_BITS
         self._memory[self._index] = tip
         self._memory[self._index + 2] = short_hash
         if is_lower:
@@ -77,10 +94,15 @@ class SharedHead:
         return moves
 
 
+def holder_of(upstream_id: str) -> int:
+    """The number by which an upstream is known as the holder of a tip."""
+    return int(upstream_id, 16) & ID_BITS if upstream_id else 0
+
+
 class FleetHeads(Protocol):
     """Shares what this host learns with other hosts."""
 
-    def moved(self, network: str, tip: int, short_hash: int, *, is_lower: bool) -> None: ...
+    def moved(self, network: str, tip: int, short_hash: int, *, is_lower: bool, holder: int) -> None: ...
     def wrote(self, network: str, note: str, then: Callable[[], None]) -> None: ...
 
 
@@ -306,7 +328,8 @@ class NetworkState:
         before = self.shared_head.tip, self.shared_head.short_hash
         self.discard_recent(is_lower=is_lower)
         if self.exchange is not None and (is_lower or before != (self.shared_head.tip, self.shared_head.short_hash)):
-            self.exchange.moved(self.network_id, self.shared_head.tip, self.shared_head.short_hash, is_lower=is_lower)
+            shared = self.shared_head
+            self.exchange.moved(self.network_id, shared.tip, shared.short_hash, is_lower=is_lower, holder=shared.holder)
 
     def discard_recent(self, *, is_lower: bool = False) -> None:
         """The same, on this host only."""
@@ -316,13 +339,15 @@ class NetworkState:
         self.replies.head_moved(time.monotonic())
         self.flights.clear()
         short_hash = self._short_hash if self._hashed_tip == self.heads.tip else 0
-        self.seen_moves = self.shared_head.publish(self.heads.tip, short_hash, is_lower=is_lower)
+        self.seen_moves = self.shared_head.publish(self.heads.tip, short_hash, is_lower=is_lower, holder=self._holder())
         self._seen_returns = self.shared_head.returns
         self._note_tip()
 
-    def follow(self, tip: int, short_hash: int, *, is_lower: bool) -> None:
+    def follow(self, tip: int, short_hash: int, *, is_lower: bool, holder: int = 0) -> None:
         """Another host has learned of this head, or of a reorganisation."""
         self.stay_current()
+        if not is_lower:
+            self._note_holder(holder, tip)
         is_known = tip < self.heads.tip or (tip == self.heads.tip and short_hash in (0, self.shared_head.short_hash))
         if is_known and not (is_lower and tip < self.heads.tip):
             return
@@ -357,6 +382,7 @@ class NetworkState:
             self._seen_returns = shared.returns
             self._go_back_to(shared.tip)
         else:
+            self._note_holder(shared.holder, shared.tip)
             self._advance_to(shared.tip)
         if self.heads.tip == shared.tip and shared.short_hash:
             self._hashed_tip, self._short_hash = shared.tip, shared.short_hash
@@ -371,6 +397,22 @@ class NetworkState:
             # Other workers and hosts have it from the same upstream.
             self.only.health.saw_head(tip, time.monotonic())
         self.heads.raise_to(tip)
+
+    def _holder(self) -> int:
+        """An upstream that has the tip; 0 if none of ours is known to."""
+        for member in self.group.members:
+            if member.head >= self.heads.tip and not member.ahead:
+                return holder_of(member.upstream_id)
+        return 0
+
+    def _note_holder(self, holder: int, tip: int) -> None:
+        """Another process has learned that this upstream has the block. Without it, the next call at `latest` could go to an
+        upstream that has only older ones."""
+        if not holder or tip < self.heads.tip:
+            return
+        for member in self.group.members:
+            if member.head < tip and holder_of(member.upstream_id) == holder:
+                member.saw_head(tip, time.monotonic())
 
     def is_null(self, result: bytes | msgspec.Raw) -> bool:
         """Whether a bundler's result is null. Any other result may name a block that is newer than the chain's tip."""

@@ -3,7 +3,8 @@
 It is an anonymous file that the supervisor creates and every process maps: mutexes, the owners of the regions in
 `AccountCounts`, the buckets of upstreams and of client addresses (`SharedBucketTable`), those regions, and last the leases
 (leased_buckets), which grow with the number of accounts and keys. Far beyond those are the leases of upstreams, their polls
-(poll_table), the heads of networks, and their recent writes (write_table). The file is sparse: only pages that are used exist.
+(poll_table), the heads of networks and the upstreams that have them, and their recent writes (write_table). The file is
+sparse: only pages that are used exist.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ UPSTREAM_LEASES_AT = LEASES_AT + (1 << 38)
 UPSTREAMS = UPSTREAM_SETS * name_table.WAYS
 _POLLS_AT = UPSTREAM_LEASES_AT + (1 << 30)
 _HEADS_AT = _POLLS_AT + (1 << 30)
+_HOLDERS_AT = _HEADS_AT + (1 << 29)
 _WRITES_AT = _HEADS_AT + (1 << 30)
 
 
@@ -75,3 +77,7 @@ class HostMemory:
     def heads(self, numbers: int) -> memoryview[int]:
         """This many numbers, 0 at first, for the heads of networks. A process with more networks lengthens the memory."""
         return memoryview(map_part(self.fd, _HEADS_AT, max(1, numbers) * 8)).cast("q")
+
+    def holders(self, networks: int) -> memoryview[int]:
+        """A number for each of so many networks: an upstream that has the head."""
+        return memoryview(map_part(self.fd, _HOLDERS_AT, max(1, networks) * 8)).cast("q")
