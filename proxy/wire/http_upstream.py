@@ -23,7 +23,7 @@ from proxy.core.upstream_health import UpstreamHealth
 from proxy.turn_queue import TurnQueue
 from proxy.wire.address import CONNECT_TIMEOUT_S, UpstreamAddress, detail_of, reason_of
 from proxy.wire.call_queue import CallQueue
-from proxy.wire.http_connection import HttpConnection
+from proxy.wire.http_connection import AbsentSink, HttpConnection
 from proxy.wire.upstream import ReplySink, Upstream, UpstreamConnection
 from proxy.wire.waiting_calls import UpstreamRequest, WaitingCall
 from proxy.wire.write_buffer import DEFER_BELOW, WriteBuffer
@@ -228,8 +228,11 @@ class HttpUpstream(Upstream):
             connection.transport.write(b"".join(out))
 
     def _least_loaded(self) -> UpstreamConnection | None:
-        """The connection with the fewest calls, if it has room for one more."""
+        """The connection with the fewest calls, if it has room for one more. One on which a call was given up is not
+        taken: replies come in order, and that one may never come."""
         connection = min(self._open, key=_load, default=None)
+        if connection is not None and _is_held_up(connection):
+            connection = min([each for each in self._open if not _is_held_up(each)], key=_load, default=None)
         return None if connection is None or len(connection.sinks) >= self.depth else connection
 
     def _empty(self) -> list[UpstreamConnection]:
@@ -487,3 +490,8 @@ class HttpUpstream(Upstream):
 
 def _load(connection: UpstreamConnection) -> int:
     return len(connection.sinks)
+
+
+def _is_held_up(connection: UpstreamConnection) -> bool:
+    """Whether the reply that comes next belongs to a call that was given up."""
+    return bool(connection.sinks) and isinstance(connection.sinks[0], AbsentSink)

@@ -206,6 +206,32 @@ async def test_upstream_that_never_answers_is_given_up_and_its_connection_droppe
 
 
 @on_uvloop
+async def test_no_call_is_sent_behind_one_that_was_given_up() -> None:
+    """The connection stays open for a call that was sent before. Replies come in order, and this one never gets any."""
+    hung: list[Any] = []
+
+    async def act(exchange: Exchange) -> None:
+        call = await exchange.call()
+        if not hung or hung == [exchange.writer]:
+            hung[:] = [exchange.writer]
+            await asyncio.sleep(60)
+        await exchange.send(http(answer(call, result="0x1")))
+
+    async with (
+        Scripted(act) as upstream,
+        running_worker({LIVE: [{"url": upstream.url, "depth": 4}]}, rpc={"call_timeout_s": 0.6}, **NO_CACHE) as worker,
+        asyncio.TaskGroup() as group,
+    ):
+        first = group.create_task(worker.send(CALL))
+        await asyncio.sleep(0.4)
+        second = group.create_task(worker.send(CALL))
+        (await first).fault(504)
+        assert is_good(await worker.send(CALL))
+        assert not second.done()
+        (await second).fault(504)
+
+
+@on_uvloop
 async def test_upstream_that_asks_for_a_pause_gets_it_while_another_takes_calls() -> None:
     script = replies(lambda _: http(b"slow down", status=429, Retry_After="2"))
     given = {"tier": 0}, {"tier": 1}
