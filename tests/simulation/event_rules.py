@@ -50,6 +50,9 @@ class HeadEvents:
         follows = block.parent_hash in self._announced or self._reaches_below(block)
         if not follows and not (self._is_first and self._resumes_at is not None):
             self._violate(f"{block!r} does not follow any head that was announced; the last was {self._last!r}")
+        if self._last is not None and block.number <= self._last.number:
+            # Replaced blocks come again if the chain returns to their branch.
+            self._announced = {each: number for each, number in self._announced.items() if number < block.number}
         self._announced[block.hash] = block.number
         self._last, self._is_first = block, False
 

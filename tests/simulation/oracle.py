@@ -85,6 +85,8 @@ OWN_SLACK_S = 0.05
 HARDLY = "hardly"
 # Events that may be on their way to one subscription.
 EVENTS_ON_THE_WAY = 20
+# An upstream that was alone on its branch gets calls again after this time: heads are polled every second.
+FORK_NOTICED_S = 2.0
 # A report has arrived after this time, if nothing fails.
 REPORTED_S = 0.05
 # The words of the error if an upstream reported a block that cannot be.
@@ -101,6 +103,7 @@ SHARE_SLACK_S = 0.1
 # Readers that hold all connections have lost one after this time.
 HOARDED_S = 1.0
 # The words of the error if the queues of all upstreams are full.
+BLOCKLESS = "no upstream has "
 OVERLOADED = "overloaded"
 # Leases of other gateways have ended after this time, and this part of a limit is never lent out in advance.
 LEASES_END_S, SELDOM_REFUSED = 2.0, 0.25
@@ -421,7 +424,7 @@ class Oracle:
             self._check_missing_block(call, int(headers["x-block-number"]))
         elif status == 504 and "X-Timeout-Ms" in call.directives:
             self._check_early(call)
-        elif (self._must_succeed and not self._is_beyond_share(call, error)) or not _is_failure(status, error):
+        elif (self._must_succeed and self._is_ours_to_avoid(call, error)) or not _is_failure(status, error):
             self.violate("error", f"{call!r} got a {status}: {error.get('message')}")
         if status == 500 and call.directives.get("X-Retry") == "1" and IMPOSSIBLE in str(error.get("message")):
             self._check_impossible(call)
@@ -517,9 +520,14 @@ class Oracle:
             return
         if code == -32000 and "already known" in str(error.get("message")):
             self.violate("once", f"{call!r} was sent twice")
-        is_ours_to_avoid = not self._is_beyond_share(call, error) and not self._is_too_new(call, error)
+        is_ours_to_avoid = self._is_ours_to_avoid(call, error) and not self._is_too_new(call, error)
         if code not in FAILURE_CODES or (self._must_succeed and is_ours_to_avoid):
             self.violate("error", f"{call!r} got the error {error}")
+
+    def _is_ours_to_avoid(self, call: Call, error: dict[str, Any]) -> bool:
+        """Whether a call should not have failed. It may if those that have the newest block are alone on its branch."""
+        has_no_block = BLOCKLESS in str(error.get("message")) and self._is_alone(call.tree, call.tree.tip.number)
+        return not has_no_block and not self._is_beyond_share(call, error)
 
     def _is_beyond_share(self, call: Call, error: dict[str, Any]) -> bool:
         """Whether a call may be refused because its account has too many under way."""
@@ -595,10 +603,24 @@ class Oracle:
             each.tree is call.tree and each.is_reliable and each.has_reported(call.floor, call.via, before_s)
             for each in self.upstreams
         )
-        if self._must_succeed or (is_there and knows):
+        if (self._must_succeed or (is_there and knows)) and not self._is_alone(call.tree, call.floor):
             self.violate("backwards", f"{call!r} shows block {number}, and the key had seen {call.floor}")
         else:
             self.outcomes["went back"] += 1
+
+    def _is_alone(self, tree: BlockTree, number: int) -> bool:
+        """Whether the upstreams with this block are alone on its branch, or were a moment ago: the network was reorganised, and
+        at least half of the upstreams have not followed yet. Those with the block get no calls then (`branch`)."""
+        members = [each for each in self.upstreams if each.tree is tree]
+        now_s = self._history.now_s
+        for before_s in (0.0, 0.5, 1.0, 1.5, FORK_NOTICED_S):
+            tip = tree.tip_at(now_s - before_s)
+            heads = [each.head_before(before_s) for each in members]
+            on_branch = [head for head in heads if head.is_on(tip)]
+            has_block = [head for head in on_branch if head.number >= number]
+            if len(on_branch) < len(heads) and 2 * len(has_block) <= len(heads):
+                return True
+        return False
 
     def _ahead(self, tree: BlockTree) -> int:
         """Upstreams with a branch of their own may be a little ahead of the network."""

@@ -184,6 +184,12 @@ class SimUpstream:
             return self._own  # It joins the network when that has the longer branch: a node never goes back.
         return seen
 
+    def head_before(self, seconds: float) -> Block:
+        """Its head at that time, if it had the same view of the network."""
+        return (
+            self.head if self._own is not None else self._stuck or self.tree.tip_at(self.now_s - seconds - self._lag_s)
+        )
+
     @property
     def is_reliable(self) -> bool:
         """Whether it has answered every call lately, truthfully and from the network's newest block."""
