@@ -78,6 +78,8 @@ class NetworkHead:
         counted = believed or heard
         voters = voting_heads([each for each in counted if each.head >= self.agreed - self.behind_blocks])
         agreed = self._agreed_by(voters, now) if voters and not alone else second_of_many(voting_heads(counted))
+        if not self.is_plausible(agreed, now) and _is_of_one(agreed, heard, members):
+            agreed = self.agreed
         is_lost = alone or not voters or _is_gone(self.agreed, believed)
         if agreed > self.agreed or is_lost:
             self.agreed, self._agreed_at = agreed, now
@@ -264,6 +266,12 @@ def preferred(tied: Sequence[str], votes: Sequence[tuple[UpstreamHealth, str]]) 
 def second_of_many(heads: list[int]) -> int:
     """The second highest of three or more, so that a single one decides nothing. `heads` are in descending order."""
     return heads[1] if len(heads) > 2 else heads[0]
+
+
+def _is_of_one(number: int, heard: Sequence[UpstreamHealth], members: Sequence[UpstreamHealth]) -> bool:
+    """Whether only one of several operators reports this block. Its other upstreams are no second witness."""
+    witnesses = {each.operator for each in heard if each.head >= number}
+    return len(witnesses) < 2 and len({each.operator for each in members}) > 1
 
 
 def _is_gone(number: int, believed: list[UpstreamHealth]) -> bool:

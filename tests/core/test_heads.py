@@ -268,6 +268,13 @@ def test_operator_alone_does_not_move_the_head(operators: str, heads: tuple[int,
     assert chain.report(*heads).heads.agreed == agreed
 
 
+@pytest.mark.parametrize(("operators", "agreed"), [("baa", 100), ("bac", 10**6), ("aaa", 10**6)])
+def test_impossible_head_needs_a_second_operator_while_the_others_are_away(operators: str, agreed: int) -> None:
+    chain = Chain(100, 100, 100, operators=operators)
+    chain.members[0].standing = "forked"
+    assert chain.report(100, 10**6, 10**6, after_s=1.0).heads.agreed == agreed
+
+
 @pytest.mark.parametrize(
     ("operators", "after", "tip"),
     [
