@@ -38,7 +38,10 @@ end
 local function settle(r, now)
   local slot = math.floor(now / SLOT)
   local passed = slot - r.slot
+  -- The clock was set back: the bucket is refilled from here on, as it was before.
+  local back = math.max(0, r.at - now)
   for i = 1, 2 do
+    r.edge[i] = r.edge[i] - back
     -- The memory of another clock.
     if r.edge[i] > now + 1 then r.edge[i] = 0 end
     if passed >= 1 then r.edge[i] = math.max(r.edge[i], (r.slot + 1) * SLOT - 1 + r.prev[i] + r.cur[i]) end

@@ -36,7 +36,9 @@ class LentTokens:
     def settle(self, now: float) -> None:
         slot = math.floor(now / SLOT)
         passed = slot - self.slot
+        back = max(0.0, self.at - now)
         for i in (0, 1):
+            self.edge[i] -= back
             if self.edge[i] > now + 1:
                 self.edge[i] = 0.0
             if passed >= 1:
