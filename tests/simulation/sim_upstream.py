@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import orjson
 import sha3
 
-from tests.simulation.block_tree import Block, BlockTree, answer_of, balance_of
+from tests.simulation.block_tree import DEEPEST_REORG, Block, BlockTree, answer_of, balance_of
 from tests.simulation.history import History
 from tests.simulation.memory_network import CALM, Address, MemoryNetwork, MemoryTransport, Weather
 from tests.simulation.sim_streams import OVERLOADED, PROMPT_S, STREAM_PORT, StreamConnection, foreign_to
@@ -283,8 +283,11 @@ class SimUpstream:
         began, self._forks_until_s = self.now_s, self.now_s + lasts_s
         self._own, self._is_forking = self.head, True
         while self.now_s < self._forks_until_s:
-            self._own_salt += 1
-            self._own = self.tree.add(self._own, self.now_s, salt=self._own_salt, private_to=self.name)
+            # What is final is not replaced, and while no other upstream answers this branch is the network's.
+            third = self._own.at(self._own.number - DEEPEST_REORG + 1)
+            if third is None or not third.private_to:
+                self._own_salt += 1
+                self._own = self.tree.add(self._own, self.now_s, salt=self._own_salt, private_to=self.name)
             await asyncio.sleep(1.0)
         self._is_forking = False
         self.forked_at.append((began, self.now_s))
