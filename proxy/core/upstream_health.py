@@ -495,6 +495,12 @@ class UpstreamHealth:
         limit = self.limit_of(method) if self.method_limits else None
         return now < self.rests_until or self.pace.cost_s > 0.0 or (limit is not None and limit.is_limited(now))
 
+    def is_tried(self, now: float) -> bool:
+        """Whether a trial call is under way that soon says whether it takes calls again, as its polls suggest."""
+        return (
+            self.pause_s > 0.0 and self.paused_until <= now < self.trial_until and not self.withheld and not self.silent
+        )
+
     def allows_fallback(self, now: float) -> bool:
         """Whether a call can go here that finds no upstream with a closed breaker."""
         if self.withheld or (self.rate is not None and not self.rate.admits(now)):

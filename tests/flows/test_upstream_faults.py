@@ -509,6 +509,16 @@ async def test_call_that_hangs_on_all_upstreams_is_sent_again_when_one_is_back(c
         assert (await asked).status == 200
 
 
+@on_uvloop
+async def test_calls_wait_for_the_trial_of_the_only_upstream_after_an_outage() -> None:
+    """One call is the trial. The others come at the same moment, and the upstream answers polls."""
+    async with rpc_harness(1, cache={"enabled": False}) as harness:
+        await harness.load(10)
+        harness.route.upstreams[0].health.open(time.monotonic() - 60.0)
+        calls = [harness.call("eth_estimateGas", [{"to": ADDRESS, "value": hex(n)}]) for n in range(10)]
+        assert [reply.status for reply in await asyncio.gather(*calls)] == [200] * 10
+
+
 @pytest.mark.parametrize("reply", [None, True, 12, "", "0x", "0x-1", "12", {"result": "0x1"}, "0x" + 65 * "1"])
 @on_uvloop
 async def test_number_for_us_that_is_none_is_a_fault_of_the_upstream(reply: Any) -> None:

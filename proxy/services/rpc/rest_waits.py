@@ -1,8 +1,8 @@
-"""Calls that wait for upstreams that limit our rate, if no other upstream takes them.
+"""Calls that wait for upstreams that limit our rate, or for the end of a trial, if no other upstream takes them.
 
 They are sent when the upstreams take calls again, at the rate that these allow (`core/upstream_health.py`, *Rate limits*), one
-of each account in turn. A call that has waited for too long, or whose account has too many waiting calls, is refused with a
-503.
+of each account in turn. While an upstream that was out of use is tried with one call, the others wait a moment for its end. A
+call that has waited for too long, or whose account has too many waiting calls, is refused with a 503.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from proxy.services.rpc.flights import Flight
 
 # How long a call waits, and the part of its time after which it waits no longer: it has to be answered too.
 WAIT_S, WAIT_PART = 5.0, 0.5
+# How long it waits at most for the end of a trial.
+TRIAL_S = 0.5
 # How often the upstreams are looked at while calls wait.
 CHECK_S = 0.02
 # Calls that wait on one network in this worker, in all and of one account.
@@ -41,9 +43,11 @@ class RestWaits:
         now = time.monotonic()
         until = flight.began + min(WAIT_S, WAIT_PART * dispatcher.call_timeout_s)
         method = flight.policy.method.name
-        members = dispatcher.state.group.members
-        may_help = now < until and any(each.is_limited(method, now) and each.may_serve(method) for each in members)
-        if not may_help or not self._permits.take(flight.client):
+        members = [each for each in dispatcher.state.group.members if each.may_serve(method)]
+        if not any(each.is_limited(method, now) for each in members):
+            is_tried = any(each.is_tried(now) for each in members)
+            until = min(until, flight.began + TRIAL_S) if is_tried else now
+        if now >= until or not self._permits.take(flight.client):
             return False
         self._waiting.add(flight.client, (dispatcher, flight, until))
         if self._timer is None:
