@@ -107,6 +107,48 @@ MUTANTS = {
             "self.heads.final",
             showed="an upstream read state on a branch of its own, returned to the network's, and replied: the result was kept",
         ),
+        Mutant(
+            "any-upstream-without-head",
+            f"{_CORE}.routing",
+            "return _newest(fit) if needs_head and not needs.head else fit",
+            "return fit",
+            showed="while no upstream was known to have the newest block, a call went to one that was behind the others",
+        ),
+        Mutant(
+            "holder-not-told",
+            f"{_RPC}.network_state",
+            "if not holder or tip < self.heads.tip:",
+            "if True:",
+            showed="another process had learned of a block, and this one did not know which upstream had it",
+        ),
+        Mutant(
+            "sent-behind-hung-call",
+            f"{_WIRE}.http_upstream",
+            "if connection is not None and _is_held_up(connection):",
+            "if False:",
+            showed="a call was sent on a connection whose oldest call had timed out, and timed out as well",
+        ),
+        Mutant(
+            "two-ports-two-witnesses",
+            f"{_CORE}.heads",
+            "return len(witnesses) < 2 and",
+            "return False and",
+            showed="while other upstreams were out, two of one operator confirmed each other's impossible head",
+        ),
+        Mutant(
+            "refused-beside-trial",
+            f"{_RPC}.rest_waits",
+            "is_tried = any(each.is_tried(now) for each in members)",
+            "is_tried = False",
+            showed="after an outage of the only upstream, one call was the trial and those beside it got a 503",
+        ),
+        Mutant(
+            "repeated-at-each-look",
+            f"{_RPC}.dispatcher",
+            "if flight.tries >= flight.most_tries + len(state.upstreams):",
+            "if False:",
+            showed="a call that hung was sent 373 times to an upstream that was back and failed at once",
+        ),
         # Consistency
         Mutant(
             "cache-survives-head",

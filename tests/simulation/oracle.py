@@ -15,6 +15,7 @@ seed pass. Each rule has a name, which a failing seed reports:
 | `named` | the state behind a reply has reached the block in its `X-Block-Number` |
 | `min-block` | with `X-Min-Block`, no result from before that block |
 | `once` | a write is executed at most once |
+| `repeats` | one call is sent to upstreams a few times at most |
 | `verified` | with `X-Verify`, no lie |
 | `trial` | no result, and no write, of an upstream that is on trial (`shadow`) |
 | `limit` | never more than an account's buckets hold, over all gateways together; a gateway without Valkey adds its share |
@@ -102,7 +103,9 @@ FORGOTTEN_S = 1.0
 SHARE_SLACK_S = 0.1
 # Readers that hold all connections have lost one after this time.
 HOARDED_S = 1.0
-# The words of the error if the queues of all upstreams are full.
+# How often a call is sent to upstreams at most: three times, once more to each that comes back, and to a few more to verify it.
+MOST_SENT = 20
+# The words of the errors if no upstream has the block, and if the queues of all upstreams are full.
 BLOCKLESS = "no upstream has "
 OVERLOADED = "overloaded"
 # Leases of other gateways have ended after this time, and this part of a limit is never lent out in advance.
@@ -795,6 +798,16 @@ class Oracle:
         for raw, call in self.writes.items():
             if call.outcome == "result" and not executed[raw]:
                 self.violate("possible", f"{call!r} was reported as sent, and no upstream has it")
+
+    def check_repeats(self) -> None:
+        """A call is sent to upstreams a few times at most, whatever they do."""
+        asked = [call for account in self.accounts for call in account.calls if call.method == "eth_call"]
+        clients = Counter(call.params[0]["data"] for call in asked)
+        for data, count in sum([each.read for each in self.upstreams], Counter[str]()).items():
+            if count > MOST_SENT * max(1, clients[data]):
+                self.violate(
+                    "repeats", f"the eth_call of {data} was sent {count} times for {clients[data]} calls of clients"
+                )
 
     def check_usage(self, account: Account, units: int) -> None:
         """Usage covers every call that was served, and no call that was never made."""

@@ -153,6 +153,8 @@ class SimUpstream:
         self._named: dict[tuple[str, int], list[MemoryTransport]] = {}
         # Calls by method, and how often each write was executed.
         self.calls: Counter[str] = Counter()
+        # How often it got each `eth_call`: no two of clients have the same data.
+        self.read: Counter[str] = Counter()
         self.executed: Counter[str] = Counter()
         # The newest block that it has reported to each host, and when.
         self._reported: dict[str, list[tuple[float, int]]] = {}
@@ -406,6 +408,7 @@ class SimUpstream:
             own_lie = LIE << int(self.name.rpartition(" ")[2]) if lies else TRIAL_LIE if self.nature.on_trial else 0
             return hex(balance_of(params[0], block) + own_lie + (OTHER_CHAIN if self.nature.wrong_chain else 0))
         if method == "eth_call":
+            self.read[params[0]["data"]] += 1
             self._state_at(params[1], head)
             return answer_of(params[0]["data"])
         if method == "eth_getBlockByNumber":

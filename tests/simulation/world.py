@@ -255,6 +255,7 @@ class World:
             if upstream.nature.on_trial:
                 self.oracle.check_trial(upstream)
         self.oracle.check_writes(executed)
+        self.oracle.check_repeats()
         self.oracle.check_limits()
         for place, account in enumerate(self.oracle.accounts):
             self.oracle.check_usage(account, sum(gateway.units_of(place) for gateway in self._gateways))

@@ -783,8 +783,11 @@ def is_late(state: NetworkState, flight: Flight, now: float) -> bool:
 
 
 def upstream_that_is_back(state: NetworkState, flight: Flight, now: float) -> Upstream | None:
-    """An upstream that was silent after the call was sent and is back: it may have lost the call."""
+    """An upstream that was silent after the call was sent and is back: it may have lost the call. One that is back and
+    fails at once looks the same afterwards, so tries are counted."""
     directives = flight.call.directives
+    if flight.tries >= flight.most_tries + len(state.upstreams):
+        return None
     if flight.tries >= flight.most_tries and directives is not None and directives.steers:
         return None
     left_out = 0 if directives is None else _left_out(state, flight.call, directives)
