@@ -285,7 +285,7 @@ class SimUpstream:
         began, self._forks_until_s = self.now_s, self.now_s + lasts_s
         self._own, self._is_forking = self.head, True
         while self.now_s < self._forks_until_s:
-            # What is final is not replaced, and while no other upstream answers this branch is the network's.
+            # No fork replaces a final block, and while no other upstream answers this branch is the network's.
             third = self._own.at(self._own.number - DEEPEST_REORG + 1)
             if third is None or not third.private_to:
                 self._own_salt += 1

@@ -36,8 +36,8 @@ _WORD = 64
 _fromhex = bytes.fromhex
 
 
-# What an upstream sends as a number or a hash is one, or its reply is malformed: neither is a contract's to choose. Numbers
-# fit Postgres's bigint, indexes its integer, and times, which end in the year 4147, its timestamptz.
+# Numbers and hashes that are none make a reply malformed: neither is a contract's to choose. Numbers fit Postgres's bigint,
+# indexes its integer, and times, which end in the year 4147, its timestamptz.
 Number = Annotated[str, msgspec.Meta(pattern=r"\A0x[0-9a-fA-F]{1,15}\Z")]
 Index = Annotated[str, msgspec.Meta(pattern=r"\A0x[0-9a-fA-F]{1,7}\Z")]
 Time = Annotated[str, msgspec.Meta(pattern=r"\A0x[0-9a-fA-F]{1,9}\Z")]

@@ -37,8 +37,8 @@ from proxy.wire.upstream import Upstream
 MAX_AHEAD: Final = 262_144
 # The rest of a body that arrives in larger pieces than this is read in turn with other clients.
 READ_AT_ONCE: Final = 65_536
-# A larger body is served in its client's turn. Bodies of many clients may be complete in the same round of the loop. What one
-# read of the transport can bring is served at once: a turn costs as much as serving 100 KB.
+# A larger body is served in its client's turn. Bodies of many clients may be complete in the same round of the loop. Smaller
+# ones, which one read of the transport can bring, are not worth it: a turn costs as much as serving 100 KB.
 SERVED_AT_ONCE: Final = 262_144
 _monotonic: Final = time.monotonic
 _NOT_JSON: Final = jsonrpc.NOT_JSON
