@@ -249,7 +249,7 @@ MUTANTS = {
         Mutant(
             "heads-of-others-ignored",
             f"{_RPC}.head_exchange",
-            "            state.follow(int(tip), int(short_hash), is_lower=kind == LOWERED)",
+            "            state.follow(int(tip), int(short_hash), is_lower=kind == LOWERED, holder=holder)",
             "            pass",
         ),
         # Memory
