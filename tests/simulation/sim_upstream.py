@@ -113,6 +113,10 @@ class Asked(NamedTuple):
     seen: Block | None
 
 
+# The first id of `services/rpc/flights.py`. Those of the short path are lower: they are few, and used again.
+FIRST_KEPT_ID = 1000
+
+
 class SimUpstream:
     """One upstream host."""
 
@@ -153,8 +157,8 @@ class SimUpstream:
         self._named: dict[tuple[str, int], list[MemoryTransport]] = {}
         # Calls by method, and how often each write was executed.
         self.calls: Counter[str] = Counter()
-        # How often it got each `eth_call`: no two of clients have the same data.
-        self.read: Counter[str] = Counter()
+        # How often it got each call, by the id that a call keeps in all attempts.
+        self.attempts: Counter[int] = Counter()
         self.executed: Counter[str] = Counter()
         # The newest block that it has reported to each host, and when.
         self._reported: dict[str, list[tuple[float, int]]] = {}
@@ -372,6 +376,8 @@ class SimUpstream:
         """The reply to a call that came on this connection. `seen`: the head when it arrived, if it is answered from there."""
         method, params = call["method"], call["params"]
         self.calls[method] += 1
+        if isinstance(call["id"], int) and call["id"] >= FIRST_KEPT_ID:
+            self.attempts[call["id"]] += 1
         reply: dict[str, Any] = {"jsonrpc": "2.0", "id": call["id"]}
         try:
             if method == "eth_chainId" and self._refuses_chain(transport):
@@ -408,7 +414,6 @@ class SimUpstream:
             own_lie = LIE << int(self.name.rpartition(" ")[2]) if lies else TRIAL_LIE if self.nature.on_trial else 0
             return hex(balance_of(params[0], block) + own_lie + (OTHER_CHAIN if self.nature.wrong_chain else 0))
         if method == "eth_call":
-            self.read[params[0]["data"]] += 1
             self._state_at(params[1], head)
             return answer_of(params[0]["data"])
         if method == "eth_getBlockByNumber":
