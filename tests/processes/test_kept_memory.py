@@ -28,7 +28,7 @@ print(faults(1000))
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the allocator is not glibc's")
 def test_pages_of_freed_bodies_are_used_again() -> None:
-    assert faults("") > 10_000
+    assert faults("") > 2_000  # with pages of 64 KB; 36,000 with those of 4 KB
     assert faults("worker.keep_freed_memory()") < 100
 
 
