@@ -34,9 +34,13 @@ from tests.costs.hostile_inputs import (
     shown,
     text_of,
 )
+from tests.families_harness import CASES
+from tests.rest_stubs import RestStub
 
 EVM, SVM, BEACON = "ethereum/mainnet", "solana/mainnet", "ethereum-beacon/mainnet"
-COSMOS = "cosmoshub/mainnet"
+COSMOS = CASES["cosmos"].stub.network
+# The networks of the other families, by their names. One has a node of its own, with events.
+OTHERS = {name: case.stub.network for name, case in CASES.items() if name != "beacon"}
 # The network of subscriptions. Its head moves on, and no follower reads its blocks.
 MOVING = "base/mainnet"
 # The holder of as many tokens as are listed, and more.
@@ -71,11 +75,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`requests` makes the cells anew each time: together their bodies would fill the memory."""
+    """`requests` makes the cells anew each time: together their bodies would fill the memory. `is_brief`: the short form has
+    few of them, since the code is that of other rows."""
 
     name: str
     caller: Caller
     requests: Callable[[Seeds], Iterator[Request]] = field(repr=False)
+    is_brief: bool = False
 
 
 # Shapes of the long form only. The short form has others of the same kind.
@@ -99,10 +105,14 @@ SHORT_BACKTESTS = (
 # Filters of the short form. Larger ones cost what a Free account has for many seconds.
 SHORT_FILTERS = ("long address_activity", "largest log")
 LONG_LIST = 10_000
+# Cells of brief rows in the short form.
+BRIEF = frozenset({"sample", "an empty object", "containers", "an allowed segment in path", "many parameters as query"})
 
 
 def is_short(row: Row, shape: str) -> bool:
     """Whether the cell is part of the short form too."""
+    if row.is_brief:
+        return shape in BRIEF
     if shape == f"batch of {BATCH}":
         return row.name.startswith("batches")
     if shape.startswith(("largest", "long ")) and row.name.endswith(FILTERED):
@@ -138,8 +148,15 @@ def rows() -> Iterator[Row]:
     for name, price in TABLES.prices.paymaster.items():
         yield call_row(f"paymaster {name}", f"/v1/paymaster/{EVM}", Method(name, price=price), BUNDLER_BODY)
     yield Row("batches", "key", lambda _: batches())
-    for name in rest_routes():
-        yield Row(f"rest {name}", "key", partial(rest_requests, name))
+    for name in rest_routes("beacon"):
+        yield Row(f"rest {name}", "key", partial(rest_requests, BEACON, name))
+    for family, network in OTHERS.items():
+        if issubclass(CASES[family].stub, RestStub):
+            for name in rest_routes(family):
+                yield Row(f"{family} {name}", "key", partial(rest_requests, network, name), is_brief=True)
+        else:
+            for kind, method in kinds_of(family, network.split("/")[0]).items():
+                yield call_row(f"{family} {kind}", f"/v1/rpc/{network}", method, BODY, is_brief=True)
 
 
 # Operations of the API spec
@@ -247,8 +264,8 @@ def _kind(method: Method) -> str:
     return " ".join((method.kind, *(mark for mark, has in marks.items() if has), f"cached {method.cache}"))
 
 
-def call_row(name: str, path: str, method: Method, size: int) -> Row:
-    return Row(f"{name}: {method.name}", "key", lambda _: call_requests(path, method, size))
+def call_row(name: str, path: str, method: Method, size: int, *, is_brief: bool = False) -> Row:
+    return Row(f"{name}: {method.name}", "key", lambda _: call_requests(path, method, size), is_brief)
 
 
 def call_requests(path: str, method: Method, size: int) -> Iterator[Request]:
@@ -261,6 +278,7 @@ def call_requests(path: str, method: Method, size: int) -> Iterator[Request]:
     yield post("raw bytes", b'["0x%s"]' % (b"ab" * (size // 2 - 200)))
     sample = method.sample.encode() or _sample_params(method)
     yield post("sample", sample)
+    yield post("an empty object", b"{}")
     if method.splits or method.span or method.creates_filter:
         for blocks in (1_000, 10_000, 100_000):
             wide = {"fromBlock": hex(HEAD - blocks), "toBlock": hex(HEAD - 1)}
@@ -345,17 +363,17 @@ def batches() -> Iterator[Request]:
 # REST routes of upstreams
 
 
-def rest_routes() -> list[str]:
+def rest_routes(family: str) -> list[str]:
     """A route of each kind with each verb, and the dearest one."""
-    methods = TABLES.methods["beacon"].values()
+    methods = TABLES.methods[family].values()
     kinds = {f"{each.name.split()[0]} {_kind(each)}": each.name for each in methods}
     return sorted({*kinds.values(), max(methods, key=lambda each: each.price).name})
 
 
-def rest_requests(name: str, _: Seeds) -> Iterator[Request]:
+def rest_requests(network: str, name: str, _: Seeds) -> Iterator[Request]:
     """Hostile values in every part of a request: path, query, headers and body."""
     verb, template = name.split(" ")
-    base = f"/v1/rest/{BEACON}"
+    base = f"/v1/rest/{network}"
     path = base + re.sub(r"\{[a-z_]+\}", "80", template)
     body = b'{"ids":["1"]}' if verb == "POST" else None
     yield Request("sample", verb, path, body)

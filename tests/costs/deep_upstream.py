@@ -19,6 +19,9 @@ from proxy.settings import shipped_tables
 from tests.beacon_stub import BeaconStub, is_poll
 from tests.bundler_harness import ScriptedBundler
 from tests.costs.hostile_inputs import address, topic
+from tests.families_harness import CASES
+from tests.node_stubs import NodeError, NodeStub, TonStub
+from tests.rest_stubs import Asked, RestStub
 from tests.rpc_upstreams import Call, Chain, Refused, ScriptedUpstream
 from tests.svm_upstreams import SvmUpstream
 
@@ -237,6 +240,67 @@ class NotingBeacon(BeaconStub):
         return found
 
 
+class NotingNode(NodeStub):
+    """A node of another family. What it is asked before clients may call it, the service asks by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted = NotedCalls()
+        # Calls of the service itself. Their params stay as they are, since the head does.
+        self._own: set[bytes] = set()
+        self._is_open_to_clients = False
+        family = next(name for name, case in CASES.items() if isinstance(self, case.stub))
+        self._routes = RouteTable(shipped_tables().methods[family] if isinstance(self, RestStub) else ())
+
+    def open_to_clients(self) -> None:
+        self._is_open_to_clients = True
+
+    async def serve(self, request: web.Request) -> web.Response:
+        try:
+            reply = await super().serve(request)
+        except (orjson.JSONDecodeError, AssertionError):
+            reply = _json({"jsonrpc": "2.0", "id": None, "error": {"code": -32700, "message": "parse error"}})
+            reply.set_status(400 if isinstance(self, RestStub) else 200)
+        for name, given in self.calls:
+            method = self._named(name, request)
+            call = orjson.dumps([method, name, given])
+            if not self._is_open_to_clients:
+                self._own.add(call)
+            elif call not in self._own:
+                self.noted.note(method, given)
+        self.calls.clear()
+        self.writes.clear()
+        return reply
+
+    def _named(self, name: str, request: web.Request) -> str:
+        if not isinstance(self, RestStub):
+            return name
+        methods, _ = self._routes.find(segments_of(request.raw_path.partition("?")[0]))
+        return methods.get(request.method, "")
+
+    def told(self, method: str, params: Any) -> Any:
+        try:
+            return super().told(method, params)
+        except (TypeError, KeyError, ValueError, IndexError, AttributeError):
+            raise NodeError(422 if isinstance(self, TonStub) else -32602, "invalid params") from None
+
+
+class NotingRestNode(NotingNode, RestStub):
+    def respond(self, asked: Asked) -> Any:
+        try:
+            return super().respond(asked)
+        except (TypeError, KeyError, ValueError, IndexError, AttributeError, AssertionError):
+            raise NodeError(400, "invalid request") from None
+
+
+def noting_node(family: str) -> NotingNode:
+    stub = CASES[family].stub
+    base = NotingRestNode if issubclass(stub, RestStub) else NotingNode
+    found = type(f"Noting{stub.__name__}", (base, stub), {})()
+    assert isinstance(found, NotingNode)
+    return found
+
+
 class PolledSvmUpstream(NotingUpstream, SvmUpstream):
     """A Solana upstream without a WebSocket: the service polls it."""
 
@@ -276,10 +340,16 @@ class QueryUpstream:
         return {"node_info": {"network": self._chain}, "sync_info": {**head, "catching_up": False}}
 
     async def _answer(self, request: web.Request) -> web.Response:
-        call = orjson.loads(await request.read())
-        if call["method"] != "status":
-            self.noted.note(call["method"], ())
-        return _json({"jsonrpc": "2.0", "id": call["id"], "result": self._status()})
+        try:
+            body = orjson.loads(await request.read())
+        except orjson.JSONDecodeError:
+            return _json({"jsonrpc": "2.0", "id": None, "error": {"code": -32700, "message": "parse error"}})
+        calls = body if isinstance(body, list) else [body]
+        for call in calls:
+            if call["method"] != "status":
+                self.noted.note(call["method"], ())
+        replies = [{"jsonrpc": "2.0", "id": call["id"], "result": self._status()} for call in calls]
+        return _json(replies if isinstance(body, list) else replies[0])
 
     async def _stream(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 from collections import Counter
@@ -22,11 +23,20 @@ from proxy.store.postgres.keys import KeyStore, LimitChange
 from proxy.store.postgres.pool import Pool
 from proxy.store.postgres.sessions import SessionStore
 from tests.beacon_stub import serving
-from tests.costs.cells import BEACON, COSMOS, EVM, MOVING, RICH, SVM
-from tests.costs.deep_upstream import HEAD, DeepUpstream, NotingBeacon, PolledSvmUpstream, QueryUpstream
+from tests.costs.cells import BEACON, COSMOS, EVM, MOVING, OTHERS, RICH, SVM
+from tests.costs.deep_upstream import (
+    HEAD,
+    DeepUpstream,
+    NotingBeacon,
+    NotingNode,
+    PolledSvmUpstream,
+    QueryUpstream,
+    noting_node,
+)
 from tests.dashboard.service import PASSWORD, Client, DashboardService
 from tests.flows import production
 from tests.flows.production import OPEN_EGRESS, PEPPER, Production
+from tests.node_stubs import running_stub
 from tests.rpc_upstreams import Chain
 from tests.service import is_running, until
 from tests.svm_upstreams import SvmChain
@@ -34,6 +44,8 @@ from tests.svm_upstreams import SvmChain
 # Steps below this are not logged.
 NOTICED_MS = 1.0
 FLUSH_S = 0.2
+# Within this time the service has made every call that it makes by itself.
+POLLED_S = 3.0
 # Spends nothing: it only has to be a key that signs.
 SIGNER = "0x" + "11" * 32
 PAYMASTER = "0x" + "22" * 20
@@ -124,6 +136,7 @@ class CostService:
     svm: PolledSvmUpstream
     beacon: NotingBeacon
     cosmos: QueryUpstream
+    nodes: list[NotingNode]
     receiver: Receiver
     worker: int
     _read_to: int = 0
@@ -197,6 +210,7 @@ class CostService:
     def calls(self, began: float, ended: float) -> Counter[str]:
         """The upstream calls in this time, by method."""
         notes = [each.noted for each in (self.evm, self.moving, self.svm)] + [self.beacon.noted, self.cosmos.noted]
+        notes += [node.noted for node in self.nodes]
         return sum((each.between(began, ended) for each in notes), Counter())
 
     async def units_of(self, account: str) -> int:
@@ -250,6 +264,10 @@ async def running_service(database: str, home: Path) -> AsyncIterator[CostServic
             stack.push_async_callback(each.close)
         beacon = await stack.enter_async_context(serving(NotingBeacon()))
         others = [(BEACON, beacon.url), (COSMOS, f"http://127.0.0.1:{cosmos.port}/")]
+        nodes = [noting_node(family) for family, network in OTHERS.items() if network != COSMOS]
+        for node in nodes:
+            await stack.enter_async_context(running_stub(node))
+            others.append((node.network, node.url))
         others.append((COSMOS, f"ws://127.0.0.1:{cosmos.port}/websocket"))
         more = "\n".join(f'[[upstreams]]\nnetwork = "{network}"\nurl = "{url}"' for network, url in others)
         signer = home / "signer"
@@ -267,4 +285,7 @@ async def running_service(database: str, home: Path) -> AsyncIterator[CostServic
         keys = KeyStore(pool, pepper=PEPPER, plans={name: plan.keys for name, plan in load_tables().plans.items()})
         dashboard = DashboardService(running, database, pool, keys, SessionStore(pool, pepper=PEPPER), [])
         (worker,) = running.worker_pids()
-        yield CostService(running, connection, dashboard, evm, moving, svm, beacon, cosmos, receiver, worker)
+        await asyncio.sleep(POLLED_S)
+        for node in nodes:
+            node.open_to_clients()
+        yield CostService(running, connection, dashboard, evm, moving, svm, beacon, cosmos, nodes, receiver, worker)

@@ -32,7 +32,8 @@ ROWS: dict[str, Callable[[Row], bool]] = {
     "keys": lambda row: row.caller == "key" and " " not in row.name,
     "people": lambda row: row.caller in ("account", "none"),
     "operators": lambda row: row.caller == "admin",
-    "calls": lambda row: row.caller == "key" and " " in row.name and not row.name.startswith("rest "),
+    "calls": lambda row: not row.is_brief and " " in row.name and not row.name.startswith("rest "),
+    "families": lambda row: row.is_brief,
     "routes": lambda row: row.name.startswith("rest "),
 }
 
