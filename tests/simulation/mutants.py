@@ -149,6 +149,20 @@ MUTANTS = {
             "if False:",
             showed="a call that hung was sent 373 times to an upstream that was back and failed at once",
         ),
+        Mutant(
+            "retried-below-new-head",
+            f"{_RPC}.dispatcher",
+            "return max(call.least_head, state.heads.tip) if call.reports_head else call.least_head",
+            "return call.least_head",
+            showed="a block came while a call at latest was under way, and its retries went to upstreams without it: a 503",
+        ),
+        Mutant(
+            "holder-asked-once",
+            f"{_RPC}.dispatcher",
+            'self._after_failure(flight, now, Unavailable(message, reason="upstream"), sent=True)',
+            'self.complete_with_fault(flight, Unavailable(message, reason="upstream"))',
+            showed="the only upstream with the newest block reported an impossible one every other time: a 503",
+        ),
         # Consistency
         Mutant(
             "cache-survives-head",

@@ -253,7 +253,7 @@ class Dispatcher(FlightHandler):
         if not (flight.policy.may_repeat or was_refused) or flight.tries >= flight.most_tries:
             return None
         upstream = self.choose(flight.call, now, flight.tried)
-        if upstream is None or upstream.is_crowded or (has_block and lacks_block(flight, upstream)):
+        if upstream is None or upstream.is_crowded or (has_block and lacks_block(self.state, flight.call, upstream)):
             return None
         if has_credits and upstream.health.is_over_budget:
             return None
@@ -550,8 +550,9 @@ class Dispatcher(FlightHandler):
                 if flight.policy.is_head_number:
                     return msgspec.Raw(self.state.head_number())
                 if not flight.is_under_way() and not self._send_another(flight, now):
-                    reason = "no upstream has the newest block at the moment"
-                    self.complete_with_fault(flight, Unavailable(self._message(reason), reason="upstream"))
+                    # The one that has it may have failed once only: it is asked again.
+                    message = self._message("no upstream has the newest block at the moment")
+                    self._after_failure(flight, now, Unavailable(message, reason="upstream"), sent=True)
                 return None
             case other:
                 assert_never(other)
@@ -561,7 +562,7 @@ class Dispatcher(FlightHandler):
             return
         if (flight.policy.may_repeat or not sent) and flight.tries < flight.most_tries:
             upstream = self.choose(flight.call, now, flight.tried)
-            if sent and (upstream is None or (flight.tries == 1 and lacks_block(flight, upstream))):
+            if sent and (upstream is None or (flight.tries == 1 and lacks_block(self.state, flight.call, upstream))):
                 # No other upstream is left, or none that has the block: use the same one on another connection. The upstream
                 # may have closed an idle connection in the moment in which it was used.
                 upstream = self.choose(flight.call, now, flight.call.excluded)
@@ -702,7 +703,7 @@ def _chosen(state: NetworkState, call: Call, now: float, tried: int) -> Upstream
         now,
         name,
         tried=tried,
-        head=call.least_head,
+        head=least_head_of(state, call),
         archive=call.archive,
         oldest=call.oldest,
         data=call.policy.data,
@@ -766,9 +767,15 @@ def needs_block(flight: Flight) -> bool:
     return flight.call.directives is not None and flight.call.directives.min_block > 0
 
 
-def lacks_block(flight: Flight, upstream: Upstream) -> bool:
+def least_head_of(state: NetworkState, call: Call) -> int:
+    """The head that the next upstream must have reached. A result with the head is compared with the newest block, which may
+    have come after the call began."""
+    return max(call.least_head, state.heads.tip) if call.reports_head else call.least_head
+
+
+def lacks_block(state: NetworkState, call: Call, upstream: Upstream) -> bool:
     """Whether an upstream is behind the block that the call needs."""
-    return 0 < upstream.health.head < flight.call.least_head
+    return 0 < upstream.health.head < least_head_of(state, call)
 
 
 # Late calls
