@@ -163,6 +163,13 @@ MUTANTS = {
             'self.complete_with_fault(flight, Unavailable(message, reason="upstream"))',
             showed="the only upstream with the newest block reported an impossible one every other time: a 503",
         ),
+        Mutant(
+            "closed-connection-counts",
+            f"{_RPC}.flights",
+            "self.free_tries = 1",
+            "self.free_tries = 0",
+            showed="with X-Retry: 1, a connection that was closed between calls took the only retry",
+        ),
         # Consistency
         Mutant(
             "cache-survives-head",

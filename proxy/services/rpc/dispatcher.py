@@ -31,7 +31,7 @@ from proxy.core.routing_rules import exclusions, steered
 from proxy.core.upstream_errors import UpstreamError
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.errors import DeadlinePassed, Fault, InternalError, NotSent, Unavailable, UpstreamTimeout
-from proxy.services.rpc.flights import MAX_TRIES, Call, Flight, FlightHandler, result_at
+from proxy.services.rpc.flights import Call, Flight, FlightHandler, result_at
 from proxy.services.rpc.held_body import NO_ROOM
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.network_state import NetworkState
@@ -396,9 +396,11 @@ class Dispatcher(FlightHandler):
         now = _monotonic()
         flight.note_failure(upstream, reason)
         flight.note(upstream, flight.ended(upstream), now, reason)
-        if reason == STALE and flight.policy.may_repeat and not flight.is_under_way() and flight.tries < MAX_TRIES:
-            self.send(flight, upstream, now, fresh=True)
-            return
+        if reason == STALE:
+            flight.not_read()
+            if flight.policy.may_repeat and not flight.is_under_way() and flight.tries < flight.most_tries:
+                self.send(flight, upstream, now, fresh=True)
+                return
         if reason == CROWDED:
             self._after_refusal(flight, now)
             return

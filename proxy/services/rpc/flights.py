@@ -190,8 +190,9 @@ class Flight:
     fallback_weight = 0
     # The attempts that have ended, if one of them did not give the result at once. Others need no list.
     attempt_log: list[RecordedAttempt] | None = None
-    # The number of attempts.
+    # The number of attempts, and of those that do not count. See `not_read`.
     tries = 0
+    free_tries = 0
     # The cost of its attempts, and of the calls that it was split into, in billionths of a dollar.
     cost = 0
 
@@ -234,7 +235,7 @@ class Flight:
 
     @property
     def most_tries(self) -> int:
-        return MAX_TRIES if self.call.directives is None else 1 + self.call.directives.retry
+        return self.free_tries + (MAX_TRIES if self.call.directives is None else 1 + self.call.directives.retry)
 
     @property
     def answered_label(self) -> str:
@@ -317,6 +318,10 @@ class Flight:
         meter = upstream.health.meter
         if meter is not None:
             self.add_cost(meter.failed(self._spender(), outcome, archive=self.call.archive))
+
+    def not_read(self) -> None:
+        """The upstream had closed the connection between calls, so it did not read this one. The first such attempt is free."""
+        self.free_tries = 1
 
     def leave_upstream(self, upstream: Upstream) -> None:
         """Give up an attempt. A call that still waits to be sent is not sent any more."""
