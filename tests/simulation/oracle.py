@@ -242,8 +242,9 @@ class Bounds:
     stalls: bool = False
     # How long upstreams take for a call at most.
     takes_s: float = 0.0
-    # Whether accounts make more calls than upstreams take, or do not read their results.
-    is_crowded: bool = False
+    # How many calls an upstream takes at a time, if accounts make more or do not read their results; else 0.
+    places: int = 0
+    # Whether accounts do not read their results.
     hoards: bool = False
     # How long the machine is busy with other work at most.
     pauses_s: float = 0.0
@@ -281,7 +282,7 @@ class Away:
 class Oracle:
     def __init__(self, history: History, bounds: Bounds) -> None:
         self._history = history
-        self._is_calm, self._is_crowded = bounds.is_calm, bounds.is_crowded
+        self._is_calm, self._places = bounds.is_calm, bounds.places
         self._share_s, self._told_s = bounds.share_s, bounds.told_s
         self._slack_s, self._own_slack_s = bounds.slack_s, bounds.own_slack_s
         self.violations: list[Violation] = []
@@ -533,8 +534,21 @@ class Oracle:
         return not has_no_block and not self._is_beyond_share(call, error)
 
     def _is_beyond_share(self, call: Call, error: dict[str, Any]) -> bool:
-        """Whether a call may be refused because its account has too many under way."""
-        return self._is_crowded and not call.is_alone and OVERLOADED in str(error.get("message"))
+        """Whether a call may be refused because its account has too many under way, or because each of as many accounts as
+        there are places has waited for as long: then its share is less than one call."""
+        if not self._places or OVERLOADED not in str(error.get("message")):
+            return False
+        places = self._places * sum(each.tree is call.tree for each in self.upstreams)
+        return not call.is_alone or self._waited_as_long(call) >= places
+
+    def _waited_as_long(self, call: Call) -> int:
+        """The other accounts with a call to the same network that was sent with this one or before, and is not done."""
+        latest_s = call.sent_s + REPORTED_S
+        return sum(
+            any(each.tree is call.tree and each.sent_s <= latest_s for each in account.under_way)
+            for account in self.accounts
+            if account is not call.account
+        )
 
     def _is_too_new(self, call: Call, error: dict[str, Any]) -> bool:
         """Whether a call that is not repeated may have met an upstream that did not have its block yet."""

@@ -368,7 +368,7 @@ def bounds_of(scenario: Scenario) -> Bounds:
         scenario.is_calm,
         stalls=bool(scenario.client_weather.stall) or any(each.weather.stall for each in scenario.upstreams),
         takes_s=max(each.habits.takes_s[1] for each in scenario.upstreams),
-        is_crowded=scenario.crowd > 0,
+        places=FEW_CONNECTIONS if scenario.crowd else 0,
         hoards=scenario.hoards,
         pauses_s=scenario.busy_s[1],
     )
