@@ -170,6 +170,13 @@ MUTANTS = {
             "self.free_tries = 0",
             showed="with X-Retry: 1, a connection that was closed between calls took the only retry",
         ),
+        Mutant(
+            "epochs-after-their-end",
+            "proxy.store.shared_memory.lease_records",
+            "is_leased = self.is_leased(now)",
+            "is_leased = True",
+            showed="after Valkey's clock was set back by a second, a host dropped every lease at once, and used up the limit",
+        ),
         # Consistency
         Mutant(
             "cache-survives-head",

@@ -31,6 +31,7 @@ from proxy.store.shared_memory.lease_records import (
     RESERVE_U,
     UNTIL,
     Lease,
+    LeaseGrant,
 )
 from proxy.store.shared_memory.leased_buckets import ASK, LeasedBuckets
 from proxy.store.valkey import valkey_link
@@ -162,6 +163,17 @@ def test_numbers_that_are_read_in_place_are_those_of_the_fields() -> None:
     assert (lease.answered_at, lease.mine, lease.all) == (ANSWERED_AT, MINE, ALL)
     lease.write(cells, 0)
     assert cells[:CELLS].tolist() == [*range(CELLS)]
+
+
+@pytest.mark.parametrize("behind", [0, 1, 2, -1])
+def test_lease_of_an_earlier_epoch_is_kept_after_the_later_one_has_ended(behind: int) -> None:
+    """Valkey's clock was set back: its epochs come again."""
+    memory = memoryview(array("d", bytes(RECORD_BYTES)))
+    lease = Lease(memory, 0)
+    lease.grant(10.0, LeaseGrant(0.5, 0.5, 10.8, 0.0, 2019, 10, 10.0, 0.5), 0.0)
+    lease.grant(11.0, LeaseGrant(0.5, 0.5, 11.8, 0.0, 2019 - behind, 10, 20.0, 0.5), 0.0)
+    assert not lease.lacks((0.5, 0.5), 11.5)
+    assert lease.lacks((0.5, 0.5), 11.9)
 
 
 def test_share_of_a_low_limit_admits_whole_calls() -> None:

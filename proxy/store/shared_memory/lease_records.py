@@ -328,7 +328,7 @@ class Lease:
 
     def grant(self, now: float, given: LeaseGrant, low_s: float) -> None:
         self.expire(now)
-        self._sort_in(given)
+        self._sort_in(given, now)
         self.requests.add(given.granted_r, low_s)
         self.units.add(given.granted_u, low_s)
         if self.requests.old <= 0.0 and self.units.old <= 0.0:
@@ -342,15 +342,17 @@ class Lease:
         self.answered_at = now
         self.fleet_edge = now - given.there_s
 
-    def _sort_in(self, given: LeaseGrant) -> None:
-        """Keep the tokens of two epochs apart. Replies to two workers may arrive in the wrong order."""
+    def _sort_in(self, given: LeaseGrant, now: float) -> None:
+        """Keep the tokens of two epochs apart. Replies to two workers may arrive in the wrong order. If all tokens have ended,
+        an earlier epoch is a new one: Valkey's clock was set back."""
+        is_leased = self.is_leased(now)
         behind = self.new_epoch - given.epoch
-        if behind == 1:
+        if behind == 1 and is_leased:
             self.old_epoch = float(given.epoch)
             self.requests.old += given.granted_r
             self.units.old += given.granted_u
             self.until = min(self.until, given.until)
-        elif behind:
+        elif behind or not is_leased:
             # A new epoch: the tokens held so far become the older part.
             self.old_epoch = self.new_epoch
             self.requests.old = max(0.0, self.requests.reported)
