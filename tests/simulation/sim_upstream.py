@@ -145,6 +145,8 @@ class SimUpstream:
         # Its view of the chain: how far it is behind, the block it is stuck at, and the tip of its own branch.
         self._lag_s = nature.sees_after_s
         self._stuck: Block | None = None
+        # Until when it was stuck last, and where.
+        self._was_stuck: tuple[float, Block | None] = (-1e9, None)
         self._own: Block | None = None
         self._own_salt = 0
         self._is_forking, self._forks_until_s = False, 0.0
@@ -191,10 +193,12 @@ class SimUpstream:
         return seen
 
     def head_before(self, seconds: float) -> Block:
-        """Its head at that time, if it had the same view of the network."""
-        return (
-            self.head if self._own is not None else self._stuck or self.tree.tip_at(self.now_s - seconds - self._lag_s)
-        )
+        """Its head at that time, if it was as far behind as now."""
+        if self._own is not None:
+            return self.head
+        until_s, block = self._was_stuck
+        stuck = block if self.now_s - seconds < until_s else self._stuck
+        return stuck or self.tree.tip_at(self.now_s - seconds - self._lag_s)
 
     @property
     def is_reliable(self) -> bool:
@@ -264,7 +268,7 @@ class SimUpstream:
         elif spell == "stuck":
             self._stuck = self.head
             await asyncio.sleep(lasts_s)
-            self._stuck = None
+            self._was_stuck, self._stuck = (self.now_s, self._stuck), None
         elif spell == "behind":
             # A view that jumped back would be a reorganisation: the lag grows while the head stands still.
             self._stuck = self.head
