@@ -135,7 +135,8 @@ class Progress:
         )
         for cost in costs:
             if faults := ", ".join(cost.faults()):
-                print(f"  ABOVE A BOUND ({faults}): {' | '.join(_cells(cost))}", flush=True)
+                lost = f" {cost.lost}" if cost.lost else ""
+                print(f"  ABOVE A BOUND ({faults}{lost}): {' | '.join(_cells(cost))}", flush=True)
 
 
 def write(matrix: Matrix, path: Path = TABLE) -> None:

@@ -232,6 +232,9 @@ def param(params: bytes, at: int, name: str) -> bytes:
 
 
 def _decoded(value: bytes) -> Any:
+    """The value, to be compared with those that a file lists. Files list short ones."""
+    if len(value) > _LONGEST_NAME:
+        return value
     try:
         return msgspec.json.decode(value) if value else None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):

@@ -15,10 +15,6 @@ NOT_A_REPLY: Final = b"the reply is not JSON"
 _LONGEST_MESSAGE: Final = 1000
 
 
-class _Call(msgspec.Struct):
-    id: msgspec.Raw
-
-
 class _Reply(msgspec.Struct):
     ok: bool
     result: msgspec.Raw = msgspec.Raw()
@@ -26,12 +22,7 @@ class _Reply(msgspec.Struct):
     code: int = 0
 
 
-_call = msgspec.json.Decoder(_Call).decode
 _reply = msgspec.json.Decoder(_Reply).decode
-
-
-def id_of(call: bytes) -> bytes:
-    return bytes(_call(call).id)
 
 
 def as_jsonrpc(id: bytes, status: int, body: bytes) -> bytes:  # noqa: A002

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from proxy.core.ok_replies import as_jsonrpc, id_of
+from proxy.core.jsonrpc import ENVELOPE_START
+from proxy.core.ok_replies import as_jsonrpc
 from proxy.wire.http1 import ReplyHeaders
 from proxy.wire.http_upstream import HttpUpstream
 from proxy.wire.rest_upstream import ReplyTranslator, RestUpstream
@@ -17,7 +18,7 @@ class OkUpstream(RestUpstream):
     def submit(
         self, sink: ReplySink, *body: bytes, once: bool = False, fresh: bool = False, header: bytes = b""
     ) -> UpstreamConnection | None:
-        translator = OkTranslator(self, sink, id_of(b"".join(body)), self._transport)
+        translator = OkTranslator(self, sink, _id_of(b"".join(body[:2])), self._transport)
         self._translators[sink] = translator
         return HttpUpstream.submit(self, translator, *body, once=once, fresh=fresh, header=header)
 
@@ -31,3 +32,8 @@ class OkTranslator(ReplyTranslator):
 
     def _reply(self, connection: UpstreamConnection, status: int, body: bytes) -> bytes:
         return as_jsonrpc(self._id, status, body)
+
+
+def _id_of(beginning: bytes) -> bytes:
+    """The id in the beginning of a call. Ids of our own have no comma."""
+    return beginning.removeprefix(ENVELOPE_START).partition(b",")[0]

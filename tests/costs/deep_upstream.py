@@ -259,8 +259,7 @@ class NotingNode(NodeStub):
         try:
             reply = await super().serve(request)
         except (orjson.JSONDecodeError, AssertionError):
-            reply = _json({"jsonrpc": "2.0", "id": None, "error": {"code": -32700, "message": "parse error"}})
-            reply.set_status(400 if isinstance(self, RestStub) else 200)
+            reply = self._refusal()
         for name, given in self.calls:
             method = self._named(name, request)
             call = orjson.dumps([method, name, given])
@@ -271,6 +270,12 @@ class NotingNode(NodeStub):
         self.calls.clear()
         self.writes.clear()
         return reply
+
+    def _refusal(self) -> web.Response:
+        """The reply to a body that it cannot read."""
+        if isinstance(self, RestStub | TonStub):
+            return web.json_response({"ok": False, "error": "invalid request", "code": 422}, status=422)
+        return _json({"jsonrpc": "2.0", "id": None, "error": {"code": -32700, "message": "parse error"}})
 
     def _named(self, name: str, request: web.Request) -> str:
         if not isinstance(self, RestStub):
