@@ -29,6 +29,8 @@ from proxy.wire.upstream import (
 )
 
 LARGE: Final = 65_536
+# One whose length is not known is offered again from this size.
+LARGER: Final = 1 << 20
 # A large reply is offered once this much of it has arrived: enough to recognise it.
 BEGINNING = 512
 # Replies that are received whole are counted in the memory budget above this size.
@@ -54,6 +56,7 @@ class HttpConnection(UpstreamConnection):
         "_known_total",
         "_left",
         "_may_stream",
+        "_offered_from",
         "_part",
         "_paused",
         "_paused_s",
@@ -87,6 +90,7 @@ class HttpConnection(UpstreamConnection):
         self._counted = 0
         self._counted_for = ""
         self._may_stream = False
+        self._offered_from = LARGE
         self._streams = False
         self._paused = False
         # Whether reading waits for the client's turn, and the protocol that receives the rest of a large reply.
@@ -356,6 +360,7 @@ class HttpConnection(UpstreamConnection):
         self._collected = []
         self._size = 0
         self._streams = False
+        self._offered_from = LARGE
         self._paused_s = 0.0
 
     def _continue_body(self, data: Piece) -> Piece:
@@ -395,7 +400,8 @@ class HttpConnection(UpstreamConnection):
         assert self._headers is not None
         self._collected.append(piece)
         self._size += len(piece)
-        is_offered = self._may_stream and self._size >= BEGINNING and max(self._size, self._headers.length) > LARGE
+        is_large = max(self._size, self._headers.length) > self._offered_from
+        is_offered = self._may_stream and self._size >= BEGINNING and is_large
         if is_offered and self._offer(self._headers):
             return
         if self._size > MAX_REPLY_BYTES:
@@ -419,11 +425,14 @@ class HttpConnection(UpstreamConnection):
             self._counted, self._counted_for = 0, ""
 
     def _offer(self, headers: ReplyHeaders) -> bool:
-        """Offer a large reply to its sink. Called once per reply. Returns whether the sink takes it in pieces."""
-        self._may_stream = False
+        """Offer a large reply to its sink. One whose length is not known is offered again when it has become larger. Returns
+        whether the sink takes it in pieces."""
+        shown = headers.decoded or headers
+        self._may_stream = shown.length < 0 and self._offered_from < LARGER
+        self._offered_from = LARGER
         self.idle_since = self.upstream.now
         beginning = self._collected[0] if len(self._collected) == 1 else b"".join(self._collected)
-        self._streams = self.sinks[0].on_large(self, headers.decoded or headers, beginning)
+        self._streams = self.sinks[0].on_large(self, shown, beginning)
         if self._streams:
             # The sink counts what it holds.
             self._give_memory()

@@ -19,6 +19,7 @@ from proxy.core.jsonrpc import (
     MOST_SEARCHED,
     MOST_SPACE,
     PARSE_ERROR,
+    READ_WHOLE,
     Dialect,
     MalformedCall,
     envelope_reader,
@@ -368,3 +369,40 @@ def test_lone_object_of_a_service_is_an_array_with_one_item() -> None:
         with pytest.raises(MalformedCall) as caught:
             parse(body % (method, params), dialect=given_dialect)
         assert caught.value.code == INVALID_REQUEST
+
+
+_LARGE = b'["' + b"x" * READ_WHOLE + b'"]'
+
+
+@pytest.mark.parametrize(
+    ("body", "result"),
+    [
+        (b'{"jsonrpc":"2.0","id":7,"result":%b}', _LARGE),
+        (b'{"jsonrpc":"2.0","id":7,"result":%b}\r\n', _LARGE),
+        # Read whole: the result comes first, or has spaces before it.
+        (b'{"id":7,"result":%b,"jsonrpc":"2.0"}', _LARGE),
+        (b'{"jsonrpc":"2.0","id":7,"result": %b}', _LARGE),
+    ],
+)
+def test_large_reply_is_known_by_its_beginning_and_its_end(body: bytes, result: bytes) -> None:
+    assert bytes(read_reply(body % result, b"7").result).strip() == result
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"jsonrpc":"2.0","id":8,"result":%b}' % _LARGE,
+        b'{"jsonrpc":"2.0","id":7,"result":%b' % _LARGE,
+        b'{"jsonrpc":"2.0","id":7,"result":null,"id":%b}' % _LARGE,
+        b'{"jsonrpc":"2.0","id":7,"result":"%b}' % (b"\xff" * READ_WHOLE),
+    ],
+)
+def test_large_reply_to_another_call_or_cut_off_is_refused(body: bytes) -> None:
+    with pytest.raises(ValueError, match="reply"):
+        read_reply(body, b"7")
+
+
+def test_large_error_is_read_whole() -> None:
+    error = b'{"code":3,"message":"reverted","data":"%b"}' % (b"ab" * READ_WHOLE)
+    reply = read_reply(b'{"jsonrpc":"2.0","id":7,"result":null,"error":%b}' % error, b"7")
+    assert bytes(reply.error) == error

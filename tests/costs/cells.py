@@ -61,7 +61,7 @@ Seeds = Mapping[str, str]
 @dataclass(frozen=True, slots=True)
 class Request:
     """One cell over HTTP. `first`: a call whose result is put into the body. `values`: those of the webhook's filter that it
-    writes. `is_dear`: it costs more units than a Free account gets in a second."""
+    writes. `is_dear`: it costs more units than a Free account gets in a second. `times`: how often it is sent at once."""
 
     shape: str
     method: str
@@ -71,6 +71,7 @@ class Request:
     headers: Mapping[str, str] = field(default_factory=dict)
     values: int = 0
     is_dear: bool = False
+    times: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,7 @@ def rows() -> Iterator[Row]:
     for name, price in TABLES.prices.paymaster.items():
         yield call_row(f"paymaster {name}", f"/v1/paymaster/{EVM}", Method(name, price=price), BUNDLER_BODY)
     yield Row("batches", "key", lambda _: batches())
+    yield Row("large results at once", "key", lambda _: large_results())
     for name in rest_routes("beacon"):
         yield Row(f"rest {name}", "key", partial(rest_requests, BEACON, name))
     for family, network in OTHERS.items():
@@ -358,6 +360,20 @@ def batches() -> Iterator[Request]:
     }
     for shape, (count, call) in calls.items():
         yield Request(f"batch of {shape}", "POST", path, b"[" + b",".join(map(call, range(count))) + b"]")
+
+
+def large_results() -> Iterator[Request]:
+    """Calls with results of megabytes, from several accounts at once."""
+    calls = {
+        "receipts": ("eth_getBlockReceipts", [hex(HEAD - 30)]),
+        "transactions": ("eth_getBlockByNumber", [hex(HEAD - 31), True]),
+        "traces": ("debug_traceBlockByHash", ["0x" + "ab" * 32, {"tracer": "callTracer"}]),
+        "of our own": ("alchemy_getTransactionReceipts", [{"blockNumber": hex(HEAD - 33)}]),
+    }
+    for shape, (method, params) in calls.items():
+        body = _call(method, orjson.dumps(params))
+        yield Request(shape, "POST", f"/v1/rpc/{EVM}", body, is_dear=True)
+        yield Request(f"{shape} for three", "POST", f"/v1/rpc/{EVM}", body, is_dear=True, times=3)
 
 
 # REST routes of upstreams

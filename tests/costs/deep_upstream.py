@@ -84,6 +84,14 @@ _traces = orjson.Fragment(
 )
 
 
+# The logs of a transaction. The receipts of a block have 3 MB, and those of a block with an even number 9 MB.
+_many_logs = [
+    {"address": address(number), "topics": [topic(number)] * 4, "data": "0x" + "ab" * 256, "logIndex": hex(number)}
+    for number in range(30)
+]
+_logs, _many = orjson.Fragment(orjson.dumps(_many_logs[:10])), orjson.Fragment(orjson.dumps(_many_logs))
+
+
 class NotedCalls:
     """The calls of an upstream that clients caused, in the order of their arrival."""
 
@@ -212,11 +220,12 @@ class DeepUpstream(NotingUpstream, ScriptedBundler):
         return orjson.Fragment(contracts.answer(data)) if data.startswith(contracts.AGGREGATE) else "0x"
 
     def _eth_getBlockReceipts(self, params: list[Any]) -> list[Any]:
-        return [self._eth_getTransactionReceipt([topic(number)]) for number in range(TRANSACTIONS)]
+        more = {} if self._number(params[0]) % 2 else {"logs": _many}
+        return [{**self._eth_getTransactionReceipt([topic(number)]), **more} for number in range(TRANSACTIONS)]
 
     def _eth_getTransactionReceipt(self, params: list[Any]) -> dict[str, Any]:
         block = {"blockNumber": hex(self.head), "blockHash": self.chain.hash_of(self.head)}
-        return {"transactionHash": params[0], "status": "0x1", **block, "logs": []}
+        return {"transactionHash": params[0], "status": "0x1", **block, "logs": _logs}
 
     def _debug_traceBlockByHash(self, params: list[Any]) -> orjson.Fragment:
         return _traces
@@ -241,7 +250,7 @@ class NotingBeacon(BeaconStub):
 
 
 class NotingNode(NodeStub):
-    """A node of another family. What it is asked before clients may call it, the service asks by itself."""
+    """A node of another family. All calls that arrive before clients may call it are the service's own."""
 
     def __init__(self) -> None:
         super().__init__()

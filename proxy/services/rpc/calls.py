@@ -8,6 +8,7 @@ import time
 import msgspec
 
 from proxy.core.directives import AttemptTrace, Directives
+from proxy.core.jsonrpc import READ_WHOLE
 from proxy.errors import BROKEN_REPLY, Fault, InternalError, Unavailable
 from proxy.services.accounts.metering import Meter
 from proxy.services.rpc.dispatcher import Dispatcher
@@ -136,7 +137,7 @@ class PendingReply(CallerState, WholeResultWaiter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._future: asyncio.Future[bytes] | None = asyncio.get_running_loop().create_future()
+        self._future: asyncio.Future[bytes | msgspec.Raw] | None = asyncio.get_running_loop().create_future()
         # No upstream could be asked.
         self.is_unavailable = False
 
@@ -146,7 +147,8 @@ class PendingReply(CallerState, WholeResultWaiter):
 
     def on_result(self, result: bytes | msgspec.Raw) -> None:
         if self._future is not None and not self._future.done():
-            self._future.set_result(bytes(result))
+            # A large one is copied in another turn of the loop.
+            self._future.set_result(result if len(result) > READ_WHOLE else bytes(result))
 
     def on_error(self, error: bytes) -> None:
         if self._future is not None and not self._future.done():
@@ -179,7 +181,7 @@ class PendingReply(CallerState, WholeResultWaiter):
         """The result, once. Raises RpcError for an upstream's error and a Fault for ours."""
         assert self._future is not None
         try:
-            return await self._future
+            return bytes(await self._future)
         except asyncio.CancelledError:
             if self.flight is not None:
                 self.flight.leave(self)

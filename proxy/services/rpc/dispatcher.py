@@ -61,6 +61,9 @@ _REVERT = b'{"code":3,'
 LONGEST_LEASE_S = 2.0
 # A call that is late by this factor goes to an upstream whose soft budget is used up, if no other is left.
 WORTH_MONEY = 4.0
+# Callers of one call share a reply of up to this many bytes. A larger one is held for nobody: reading and copying it would take
+# the loop's time in one step.
+MOST_SHARED = 1 << 20
 
 
 class LogRanges(Protocol):
@@ -442,19 +445,23 @@ class Dispatcher(FlightHandler):
             self.complete_with_error(flight, NO_ROOM)
 
     def _send_separately(self, flight: Flight, now: float) -> None:
-        """Several callers wait for a reply that is too large to be held for them. Each gets its own, which can be streamed:
-        a call must not fail because others make it too."""
+        """Several callers wait for a reply that is too large to be held for them: a call must not fail because others make it
+        too."""
+        self._part(flight, now)
+        if flight.waiters[0] is ABSENT_WAITER:
+            self._close(flight)
+        elif not flight.is_under_way():
+            flight.start_over()
+            self.launch(flight, now)
+
+    def _part(self, flight: Flight, now: float) -> None:
+        """Send the call of each caller that joined the first one by itself: its reply can be streamed."""
         self.state.unregister(flight)  # No other caller joins it.
         for caller, call in flight.take_joined():
             alone = self.new_flight(call, caller, flight.began)
             caller.on_source("miss", alone.block)
             caller.on_flight(alone)
             self.launch(alone, now)
-        if flight.waiters[0] is ABSENT_WAITER:
-            self._close(flight)
-        elif not flight.is_under_way():
-            flight.start_over()
-            self.launch(flight, now)
 
     def _send_for_another(self, flight: Flight, now: float) -> None:
         """The account that made the call has too many calls under way. Send it again for the next account that joined it."""
@@ -595,6 +602,9 @@ class Dispatcher(FlightHandler):
     # Large replies
 
     def on_large(self, flight: Flight, connection: UpstreamConnection, headers: ReplyHeaders, beginning: Piece) -> bool:
+        is_shared = flight.joined is not None and flight.waiters[0] is not ABSENT_WAITER
+        if is_shared and max(headers.length, len(beginning)) > MOST_SHARED and not flight.handed_over:
+            self._part(flight, _monotonic())
         start = start_of_stream(flight, headers, beginning)
         may_be_partial = flight.policy.by_range and self.takeovers.logs is not None
         if not start or (may_be_partial and may_lack_blocks(self.state, flight, connection.upstream, _monotonic())):

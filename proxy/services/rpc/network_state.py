@@ -33,6 +33,8 @@ _NULL_BYTES = len(NULL)
 HeadComparison = Literal["current", "behind", "future"]
 
 
+# A larger result is not kept. Those of clients are passed on while they arrive, and our own calls rarely ask for it again.
+LARGEST_KEPT: Final = 1 << 20
 # The numbers of a network's `SharedHead`, without the holder of the tip.
 HEAD_NUMBERS: Final = 4
 # A holder is one number with the last bits of its tip: it is of no use for another tip, whoever writes at the same time.
@@ -289,6 +291,8 @@ class NetworkState:
             return
         if flight.answered_by is not None and flight.answered_by.health.standing != "good":
             return  # It was found to be on another branch while the call was under way.
+        if len(result) > LARGEST_KEPT and not policy.shows_block:
+            return
         raw = bytes(result)
         if policy.shows_block:
             self.note_block(raw, flight.answered_by)

@@ -146,7 +146,8 @@ class OwnMethods:
 
 
 async def _result(handler: OwnMethod, network: Network, params: bytes) -> bytes:
-    return orjson.dumps(await handler(network, _listed(params)))
+    found = await handler(network, _listed(params))
+    return found if isinstance(found, bytes) else orjson.dumps(found)
 
 
 def _listed(params: bytes) -> list[Any]:
