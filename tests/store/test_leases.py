@@ -168,7 +168,7 @@ def test_numbers_that_are_read_in_place_are_those_of_the_fields() -> None:
 @pytest.mark.parametrize("behind", [0, 1, 2, -1])
 def test_lease_of_an_earlier_epoch_is_kept_after_the_later_one_has_ended(behind: int) -> None:
     """Valkey's clock was set back: its epochs come again."""
-    memory = memoryview(array("d", bytes(RECORD_BYTES)))
+    memory = memoryview(bytearray(RECORD_BYTES)).cast("d")
     lease = Lease(memory, 0)
     lease.grant(10.0, LeaseGrant(0.5, 0.5, 10.8, 0.0, 2019, 10, 10.0, 0.5), 0.0)
     lease.grant(11.0, LeaseGrant(0.5, 0.5, 11.8, 0.0, 2019 - behind, 10, 20.0, 0.5), 0.0)
