@@ -49,7 +49,9 @@ async def test_capture_has_reads_with_params_and_times_and_nothing_of_the_client
     assert done.returncode == 0, done.stderr
     calls = read_capture(file)
     counts = {name: sum(call.method == name for call in calls) for name in ("eth_chainId", "eth_getBalance")}
-    assert counts["eth_chainId"] == counts["eth_getBalance"] > 10
+    # The capture may begin or end between the two calls of a pair.
+    assert abs(counts["eth_chainId"] - counts["eth_getBalance"]) <= 1
+    assert counts["eth_chainId"] > 10
     assert {call.method for call in calls} == {"eth_chainId", "eth_getBalance", "eth_gasPrice"}
     assert {call.network for call in calls} == {"dev/mainnet"}
     assert all(0 <= call.at_ms < 4000 for call in calls)

@@ -572,7 +572,7 @@ async def test_long_list_of_addresses_is_loaded_in_short_steps(harness: EventHar
     named = [f"0x{number:040x}" for number in range(1, 50_000)]
     await harness.webhook("address_activity", addresses=named)
     watch = WebhookWatch(harness.inner.route.network)
-    async with pool.connection() as connection, connection.transaction():
+    async with pool.connection(for_s=60.0) as connection, connection.transaction():
         with LoopSteps.measured() as steps:
             await watch.hold(connection)
     assert f"{len(named)} addresses" in repr(watch)
