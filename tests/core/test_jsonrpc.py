@@ -379,9 +379,10 @@ _LARGE = b'["' + b"x" * READ_WHOLE + b'"]'
     [
         (b'{"jsonrpc":"2.0","id":7,"result":%b}', _LARGE),
         (b'{"jsonrpc":"2.0","id":7,"result":%b}\r\n', _LARGE),
-        # Read whole: the result comes first, or has spaces before it.
+        # Read whole: the result comes first, or has spaces before it, or many after it.
         (b'{"id":7,"result":%b,"jsonrpc":"2.0"}', _LARGE),
         (b'{"jsonrpc":"2.0","id":7,"result": %b}', _LARGE),
+        (b'{"jsonrpc":"2.0","id":7,"result":%b}' + b" " * 9, _LARGE),
     ],
 )
 def test_large_reply_is_known_by_its_beginning_and_its_end(body: bytes, result: bytes) -> None:
