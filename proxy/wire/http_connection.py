@@ -19,6 +19,7 @@ from proxy.wire.http1 import CHUNKED, MAX_HEADER_BYTES, UNTIL_CLOSE, BadReply, C
 from proxy.wire.sliced_reading import SlicedReading
 from proxy.wire.upstream import (
     MAX_REPLY_BYTES,
+    MOST_SHARED,
     NO_MEMORY,
     STALE,
     TOO_LARGE,
@@ -29,8 +30,6 @@ from proxy.wire.upstream import (
 )
 
 LARGE: Final = 65_536
-# One whose length is not known is offered again from this size.
-LARGER: Final = 1 << 20
 # A large reply is offered once this much of it has arrived: enough to recognise it.
 BEGINNING = 512
 # Replies that are received whole are counted in the memory budget above this size.
@@ -428,8 +427,8 @@ class HttpConnection(UpstreamConnection):
         """Offer a large reply to its sink. One whose length is not known is offered again when it has become larger. Returns
         whether the sink takes it in pieces."""
         shown = headers.decoded or headers
-        self._may_stream = shown.length < 0 and self._offered_from < LARGER
-        self._offered_from = LARGER
+        self._may_stream = shown.length < 0 and self._offered_from < MOST_SHARED
+        self._offered_from = MOST_SHARED
         self.idle_since = self.upstream.now
         beginning = self._collected[0] if len(self._collected) == 1 else b"".join(self._collected)
         self._streams = self.sinks[0].on_large(self, shown, beginning)

@@ -22,6 +22,9 @@ log = logging.getLogger("penstock.upstream")
 
 # The largest reply that is held in memory.
 MAX_REPLY_BYTES = 25 * 1024 * 1024
+# Callers of one call share a reply of up to this many bytes. A larger one is held for nobody: joining its pieces would take the
+# loop's time in one step.
+MOST_SHARED = 4 << 20
 # Reasons of failures that sinks treat specially.
 # The connection had served other calls and closed without sending anything: most likely the upstream had closed it already.
 # This does not count against the upstream's health, and reads should be sent again at once.

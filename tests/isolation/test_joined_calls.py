@@ -1,4 +1,4 @@
-"""Results that several callers wait for: large ones are sent to each as they come, and all count in the memory of accounts."""
+"""Large results that several callers wait for: they count in the memory of accounts, and each gets the largest by itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from proxy.services.rpc.forwarder import MOST_JOINED
 from proxy.services.rpc.held_body import SLICE_BYTES
 from proxy.services.rpc.waiters import ABSENT_WAITER
-from proxy.wire.upstream import MAX_REPLY_BYTES
+from proxy.wire.upstream import MAX_REPLY_BYTES, MOST_SHARED
 from tests.http_client import HttpClient, Reply, rpc
 from tests.isolation.test_slow_readers import unread
 from tests.service import until
@@ -24,12 +24,12 @@ from tests.web.worker import LIVE, Worker, on_uvloop, running_worker
 from tests.wire.upstreams import Exchange, Scripted, head_of, stub
 
 # An account may hold half of the room for replies, which is 10/16 of the memory: two results of SIZE, and not three.
-SHARE = 14 * MB
+SHARE = 9 * MB
 # More than the kernel buffers for a client that does not read.
-SIZE = 6_000_000
+SIZE = 4_000_000
+# Larger than one that is shared, and so is its half.
+OWN_SIZE = 2 * MOST_SHARED + 1_000_000
 CALLS = 4
-# Within this time, a worker has read all that it takes of replies that nobody reads.
-READS_S = 0.5
 SMALL = stub({"eth_blockNumber": "0x10", "eth_chainId": "0x1"})
 
 
@@ -124,20 +124,57 @@ def outcomes(replies: Sequence[Reply]) -> list[int]:
 
 @pytest.mark.parametrize("has_length", [True, False])
 @on_uvloop
-async def test_large_result_that_several_callers_wait_for_is_sent_to_each_as_it_comes(has_length: bool) -> None:
+async def test_results_that_several_callers_wait_for_are_bounded_for_each_account(has_length: bool) -> None:
     async with gated_worker(has_length=has_length) as (worker, upstream), AsyncExitStack() as stack:
         pairs = [[await ask(worker, stack, n) for _ in range(2)] for n in range(CALLS)]
         await joined(worker, 2 * CALLS)
         upstream.open(*range(CALLS))
-        await until(lambda: upstream.calls == 2 * CALLS)
+        if has_length:
+            await until(lambda: worker.held_bytes > SIZE * 2)
+        await until(lambda: upstream.halves >= CALLS)
         assert worker.held_bytes <= SHARE
         upstream.last.set()
         whole = SIZE + 2
         replies = await asyncio.gather(*(each.reply() for pair in pairs for each in pair))
+        # There is room for two of them. The others are sent to each caller as they come.
         assert outcomes(replies) == [whole] * 2 * CALLS
         # Nothing speaks against the upstream, and other accounts have their own room.
         assert worker.app.networks.routes[LIVE].upstreams[0].health.takes_calls(time.monotonic())
         assert outcomes([await worker.send(code_call(0))]) == [whole]
+
+
+@on_uvloop
+async def test_caller_of_another_account_gets_the_result_although_the_first_has_no_room() -> None:
+    async with gated_worker() as (worker, upstream), AsyncExitStack() as stack:
+        full = [await ask(worker, stack, n) for n in (1, 1, 2, 2)]
+        await joined(worker, 4)
+        upstream.open(1, 2)
+        await until(lambda: worker.held_bytes > SIZE * 2)
+        mixed = [await ask(worker, stack, 3), await ask(worker, stack, 3, key="main")]
+        await joined(worker, 6)
+        upstream.open(3)
+        upstream.last.set()
+        # Without room for one that both could have, each gets its own as it comes.
+        replies = await asyncio.gather(*(each.reply() for each in (*full, *mixed)))
+        assert outcomes(replies) == [SIZE + 2] * 6
+
+
+@on_uvloop
+async def test_third_account_gets_the_result_although_the_two_before_have_no_room() -> None:
+    # With two results each, both hold more than stays free for others. A third account finds room for one.
+    async with gated_worker(held=44 * MB) as (worker, upstream), AsyncExitStack() as stack:
+        worker.add_key("accomplice")
+        pairs = [(key, n) for key, numbers in (("attacker", (1, 2)), ("accomplice", (4, 5))) for n in numbers * 2]
+        full = [await ask(worker, stack, n, key) for key, n in pairs]
+        await joined(worker, 8)
+        upstream.open(1, 2, 4, 5)
+        await until(lambda: worker.held_bytes > SIZE * 4)
+        mixed = [await ask(worker, stack, 3, key) for key in ("attacker", "main", "accomplice")]
+        await joined(worker, 11)
+        upstream.open(3)
+        upstream.last.set()
+        replies = await asyncio.gather(*(each.reply() for each in (*full, *mixed)))
+        assert outcomes(replies) == [SIZE + 2] * 11
 
 
 @pytest.mark.parametrize("has_length", [True, False])
@@ -152,6 +189,19 @@ async def test_result_that_is_too_large_to_be_held_is_sent_to_each_account_that_
         replies = await asyncio.gather(*(each.reply() for each in clients))
         assert outcomes(replies) == [size + 2] * 3
         assert worker.app.networks.routes[LIVE].upstreams[0].health.takes_calls(time.monotonic())
+
+
+@pytest.mark.parametrize("has_length", [True, False])
+@on_uvloop
+async def test_result_that_is_too_large_to_be_shared_is_sent_to_each_caller_as_it_comes(has_length: bool) -> None:
+    async with gated_worker(has_length=has_length, size=OWN_SIZE) as (worker, upstream), AsyncExitStack() as stack:
+        clients = [await ask(worker, stack, 1, key) for key in ("attacker", "main", "attacker")]
+        await joined(worker, 3)
+        upstream.open(1)
+        await until(lambda: upstream.calls == 3)
+        assert worker.held_bytes <= MB
+        upstream.last.set()
+        assert outcomes([await each.reply() for each in clients]) == [OWN_SIZE + 2] * 3
 
 
 @on_uvloop
@@ -255,7 +305,6 @@ async def test_large_results_that_are_not_read_are_bounded_although_they_are_sha
         await joined(worker, 8)
         upstream.last.set()
         upstream.open(7, 8)
-        await until(lambda: upstream.calls >= 8)
-        await asyncio.sleep(READS_S)
+        await until(lambda: worker.held_bytes > SIZE)
         assert worker.held_bytes <= SHARE
         assert outcomes([await worker.send(code_call(8))]) == [SIZE + 2]

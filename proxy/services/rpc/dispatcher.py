@@ -40,6 +40,7 @@ from proxy.store.valkey.upstream_leases import LeasedRate
 from proxy.wire.http1 import ReplyHeaders
 from proxy.wire.upstream import (
     CROWDED,
+    MOST_SHARED,
     NO_MEMORY,
     OUT_OF_STEP,
     STALE,
@@ -61,9 +62,6 @@ _REVERT = b'{"code":3,'
 LONGEST_LEASE_S = 2.0
 # A call that is late by this factor goes to an upstream whose soft budget is used up, if no other is left.
 WORTH_MONEY = 4.0
-# Callers of one call share a reply of up to this many bytes. A larger one is held for nobody: reading and copying it would take
-# the loop's time in one step.
-MOST_SHARED = 1 << 20
 
 
 class LogRanges(Protocol):
@@ -447,14 +445,14 @@ class Dispatcher(FlightHandler):
     def _send_separately(self, flight: Flight, now: float) -> None:
         """Several callers wait for a reply that is too large to be held for them: a call must not fail because others make it
         too."""
-        self._part(flight, now)
+        self._separate(flight, now)
         if flight.waiters[0] is ABSENT_WAITER:
             self._close(flight)
         elif not flight.is_under_way():
             flight.start_over()
             self.launch(flight, now)
 
-    def _part(self, flight: Flight, now: float) -> None:
+    def _separate(self, flight: Flight, now: float) -> None:
         """Send the call of each caller that joined the first one by itself: its reply can be streamed."""
         self.state.unregister(flight)  # No other caller joins it.
         for caller, call in flight.take_joined():
@@ -604,7 +602,7 @@ class Dispatcher(FlightHandler):
     def on_large(self, flight: Flight, connection: UpstreamConnection, headers: ReplyHeaders, beginning: Piece) -> bool:
         is_shared = flight.joined is not None and flight.waiters[0] is not ABSENT_WAITER
         if is_shared and max(headers.length, len(beginning)) > MOST_SHARED and not flight.handed_over:
-            self._part(flight, _monotonic())
+            self._separate(flight, _monotonic())
         start = start_of_stream(flight, headers, beginning)
         may_be_partial = flight.policy.by_range and self.takeovers.logs is not None
         if not start or (may_be_partial and may_lack_blocks(self.state, flight, connection.upstream, _monotonic())):
