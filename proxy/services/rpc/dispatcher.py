@@ -367,7 +367,8 @@ class Dispatcher(FlightHandler):
         if flight.suspects:
             flight.blame_suspects(now)
         if doubt := doubt_of(self.state, flight, upstream, reply.result):
-            flight.keep_fallback(bytes(reply.result))
+            if not flight.call.reports_head:  # One that was not compared with the head answers nobody.
+                flight.keep_fallback(bytes(reply.result))
             flight.note(upstream, flight.last_began, now, doubt)
             if flight.is_under_way() or self._send_another(flight, now):
                 return
