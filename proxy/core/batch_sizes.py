@@ -1,7 +1,8 @@
 """How many calls one request to an upstream may contain, by client.
 
 An upstream that refuses a whole batch gets smaller ones for a while. The refusal may also be about one call in the batch, which
-its client chose, and both cases look the same. So a refusal only affects the batches of that client.
+its client chose, and both cases look the same. So a refusal only affects the batches of that client. The same is done if the
+reply was too large to be read.
 """
 
 from __future__ import annotations

@@ -68,7 +68,9 @@ def _afforded(flights: Sequence[Flight], meter: CreditMeter, credits_: int) -> l
 def may_go_together(call: Call) -> bool:
     """Whether the call can be sent with others to an upstream that was chosen for one of them."""
     is_free = call.oldest < 0 and call.holder is None and not call.policy.rules
-    return call.policy.may_repeat and not call.archive and is_free
+    # Blocks of receipts or traces are megabytes: together, they would be asked for and left unread.
+    is_short = call.policy.data_kind not in ("receipts", "traces")
+    return call.policy.may_repeat and not call.archive and is_free and is_short
 
 
 def send_plain_reads(
@@ -385,8 +387,10 @@ class UpstreamBatch:
 
     def _give_up(self, connection: UpstreamConnection) -> None:
         """Leave the reply unread. Nothing speaks against the upstream, so this needs no retry budget. The calls have large
-        results, so one is sent in each turn: otherwise many connections would be opened, read and closed in the same one."""
+        results, so one is sent in each turn: otherwise many connections would be opened, read and closed in the same one. For a
+        while, this client's calls go alone: each of these is made twice."""
         self._pieces = []
+        connection.upstream.batches.refused(self.client, 1, time.monotonic())
         connection.leave(self)
         for flight in self._still_carried(connection.upstream):
             connection.in_turn(flight.client, partial(self._send_alone, flight, connection.upstream))
