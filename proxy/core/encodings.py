@@ -18,6 +18,7 @@ its dictionary depend on how many bytes went before, so each such reply is compr
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Final, Protocol, final
 
 import brotli
@@ -100,11 +101,12 @@ def compress(encoding: int, data: bytes) -> bytes:
     return isal_zlib.compress(data, _LEVEL, _GZIP_BITS)
 
 
-def compress_apart(encoding: int, data: bytes) -> bytes:
-    """Like `compress`, for another thread: a zstd compressor must not be shared between threads."""
-    if encoding == ZSTD:
-        return zstandard.ZstdCompressor(level=_LEVEL).compress(data)
-    return compress(encoding, data)
+def compress_apart(encoding: int, pieces: Sequence[bytes | memoryview]) -> bytes:
+    """Like `compress`, for another thread: a compressor must not be shared between threads."""
+    compressor = StreamCompressor(encoding)
+    packed = [compressor.feed(piece) for piece in pieces]
+    packed.append(compressor.finish())
+    return b"".join(packed)
 
 
 def pack(data: bytes) -> bytes:

@@ -275,7 +275,7 @@ def _item_of(whole: FinishedCall, batch: CallBatch, index: int) -> FinishedCall:
         took_s=item.took_s,
         units=item.units,
         cache=item.cache,
-        size=len(item.reply),
+        size=item.size,
         block=item.reached,
         error=item.failure,
         params=item.params,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -14,9 +15,10 @@ from aiohttp.payload import Payload
 from proxy.core import encodings
 from proxy.errors import Fault
 from proxy.request_threads import compression_threads
-from proxy.services.rpc.held_body import slices
+from proxy.services.rpc.held_body import SLICE_BYTES, ReplyShare, slices
 from proxy.settings import TlsSettings
 from proxy.turn_queue import next_turn
+from proxy.wire.upstream import Piece
 
 # A larger body is written in slices.
 WRITTEN_AT_ONCE = 262_144
@@ -39,50 +41,85 @@ def header_lines(headers: Mapping[str, str]) -> bytes:
 class SlicedBody(Payload):
     """A large body. It is written in slices, in turn with other clients: the kernel may take megabytes at once."""
 
-    def __init__(self, body: bytes) -> None:
-        super().__init__(body)
-        self._body = body
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        super().__init__(pieces)
+        self.pieces = pieces
+        self._length = sum(map(len, pieces))
 
     def __repr__(self) -> str:
         return f"<SlicedBody of {self.size} bytes>"
 
     @property
     def size(self) -> int:
-        return len(self._body)
+        return self._length
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        return self._body.decode(encoding, errors)
+        return b"".join(self.pieces).decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
-        for piece in slices(self._body):
+        for piece in _slices_of(self.pieces):
             await writer.write(piece)
             await next_turn()
 
 
+def _slices_of(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """The pieces in slices: short ones are joined."""
+    short: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        short.append(piece)
+        size += len(piece)
+        if size >= SLICE_BYTES:
+            yield from slices(short[0] if len(short) == 1 else b"".join(short))
+            short, size = [], 0
+    if short:
+        yield b"".join(short)
+
+
+class HeldResponse(web.Response):
+    """A reply whose memory is given back once it is written, or dropped."""
+
+    def __init__(
+        self, pieces: Sequence[Piece], share: ReplyShare, *, status: int = 200, headers: Mapping[str, str]
+    ) -> None:
+        is_large = sum(map(len, pieces)) > WRITTEN_AT_ONCE
+        super().__init__(status=status, body=SlicedBody(pieces) if is_large else b"".join(pieces), headers=headers)
+        self._share = share
+        weakref.finalize(self, share.give_all)
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        try:
+            await super().write_eof(data)
+        finally:  # The client may have left.
+            self._share.give_all()
+
+
 def slice_body(reply: web.StreamResponse) -> None:
     """Replace a large body by one that is written in slices."""
-    if type(reply) is web.Response and isinstance(reply.body, bytes) and len(reply.body) > WRITTEN_AT_ONCE:
-        reply.body = SlicedBody(reply.body)
+    if not isinstance(reply, web.Response) or type(reply) not in (web.Response, HeldResponse):
+        return
+    if isinstance(reply.body, bytes) and len(reply.body) > WRITTEN_AT_ONCE:
+        reply.body = SlicedBody([reply.body])
 
 
 async def compress(request: web.Request, reply: web.StreamResponse, *, least: int) -> None:
     """Compress a reply of `least` bytes or more if the client accepts that; 0 compresses none. Replies to requests with a
     cookie are not compressed: from the sizes of many compressed ones, an attacker could learn a secret in them (BREACH)."""
     body = reply.body if isinstance(reply, web.Response) else None
-    is_small = not isinstance(body, bytes) or not 0 < least <= len(body)
-    if is_small or "Content-Encoding" in reply.headers or "Cookie" in request.headers:
+    pieces = body.pieces if isinstance(body, SlicedBody) else [body] if isinstance(body, bytes) else []
+    size = sum(map(len, pieces))
+    if not 0 < least <= size or "Content-Encoding" in reply.headers or "Cookie" in request.headers:
         return
     assert isinstance(reply, web.Response)
-    assert isinstance(body, bytes)
     encoding = encodings.accepted(",".join(request.headers.getall("Accept-Encoding", ())))
     # A cache between the client and us may keep the reply to a GET, in either form. Packed files say so themselves.
     if (encoding or request.method == "GET") and "Accept-Encoding" not in reply.headers.getall("Vary", ()):
         reply.headers.add("Vary", "Accept-Encoding")
     if encoding:
-        if len(body) < COMPRESS_APART:
-            reply.body = encodings.compress(encoding, body)
+        if size < COMPRESS_APART:
+            reply.body = encodings.compress(encoding, b"".join(pieces))
         else:
-            reply.body = await compression_threads.run(lambda: encodings.compress_apart(encoding, body))
+            reply.body = await compression_threads.run(lambda: encodings.compress_apart(encoding, pieces))
         reply.headers["Content-Encoding"] = encodings.NAMES[encoding]
 
 

@@ -374,6 +374,20 @@ def large_results() -> Iterator[Request]:
         body = _call(method, orjson.dumps(params))
         yield Request(shape, "POST", f"/v1/rpc/{EVM}", body, is_dear=True)
         yield Request(f"{shape} for three", "POST", f"/v1/rpc/{EVM}", body, is_dear=True, times=3)
+    page = {"Origin": "https://page.example"}
+    single = _call("eth_getBlockReceipts", orjson.dumps([hex(HEAD - 30)]))
+    batch = b"[%b,%b]" % (single, _call("eth_getBlockReceipts", orjson.dumps([hex(HEAD - 31)])))
+    for shape, body in (("receipts", single), ("batch of receipts", batch)):
+        for way, headers in (("", {}), (" of a page", page)):
+            for times in (1, 3):
+                at_once = " for three" if times > 1 else ""
+                if way or body is batch:
+                    name = f"{shape}{way}{at_once}"
+                    yield Request(name, "POST", f"/v1/rpc/{EVM}", body, None, headers, is_dear=True, times=times)
+                for encoding in ("gzip", "br"):
+                    name = f"{shape} in {encoding}{way}{at_once}"
+                    packed = {**headers, "Accept-Encoding": encoding}
+                    yield Request(name, "POST", f"/v1/rpc/{EVM}", body, None, packed, is_dear=True, times=times)
 
 
 # REST routes of upstreams

@@ -104,6 +104,11 @@ class BatchItem:
         return bool(self.id)
 
     @property
+    def size(self) -> int:
+        """The bytes of its reply; of a large one, those of its result that have arrived."""
+        return len(self.reply) or self._counted
+
+    @property
     def reached(self) -> int:
         """A block that the state behind the result has reached; 0 if it is unknown."""
         return self.block if self.flight is None else self.flight.block
@@ -136,7 +141,10 @@ class BatchItem:
                 self._drop()
                 self.on_error(refusal)
                 return
-            self.reply = jsonrpc.result_reply(self.id, result)
+            if size > FREE_BYTES:  # It is not copied: others may wait for the same one.
+                self._parts = deque((jsonrpc.result_start(self.id), *slices(memoryview(result)), b"}"))
+            else:
+                self.reply = jsonrpc.result_reply(self.id, result)
         self._settle("results")
 
     def on_error(self, error: bytes) -> None:

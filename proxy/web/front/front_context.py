@@ -127,7 +127,7 @@ class FrontContext:
 
     def compress_apart(self, client: str, encoding: int, body: bytes, on_done: Callable[[bytes], None]) -> None:
         """Compress a very large body in a thread, so that other clients do not wait for it."""
-        future = compression_threads.start(client, lambda: encodings.compress_apart(encoding, body))
+        future = compression_threads.start(client, lambda: encodings.compress_apart(encoding, [body]))
         future.add_done_callback(lambda done: on_done(done.result()))
 
     def _write_reset(self, resets: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from aiohttp import web
@@ -26,35 +26,49 @@ from proxy.tracing import below, traced
 from proxy.web.api_middleware import ApiMiddleware
 from proxy.web.fault_injection import plan_for
 from proxy.web.network_resolver import NetworkResolver, require_json_rpc
+from proxy.web.reply import HeldResponse
 from proxy.web.request_directives import directives_of
 from proxy.web.request_state import STATE
 from proxy.web.rpc.single_call import SingleCalls, result_or_leave
+from proxy.wire.upstream import Piece
 
 JSON_TYPE = {"Content-Type": "application/json"}
 
 
 class HeldReply(HeldResultWaiter, PendingReply):
-    """A single call whose large result is held."""
+    """A single call whose large result is held, in the pieces that it came in."""
 
-    __slots__ = ("_share", "body")
+    __slots__ = ("_pieces", "_share", "body")
 
     def __init__(self, share: ReplyShare) -> None:
         super().__init__()
         self.body: HeldBody | None = None
+        self._pieces: list[Piece] = []
         self._share = share
 
     def new_share(self) -> ReplyShare:
         return self._share
 
     def on_held(self, body: HeldBody) -> None:
-        PendingReply.on_result(self, b"".join(body.parts).rstrip(b" \t\r\n").removesuffix(b"}"))
+        self._pieces = [*body.parts]
+        PendingReply.on_result(self, b"")
 
     def on_result(self, result: bytes | msgspec.Raw) -> None:
         """A result that was not streamed: a small or cached one, or one that several callers wait for."""
-        if self.is_answered or self._share.take(len(result)):
-            PendingReply.on_result(self, result)
+        if self.is_answered:
+            return
+        if self._share.take(len(result)):
+            self._pieces = [memoryview(result), b"}"]
+            PendingReply.on_result(self, b"")
         else:
             self.on_error(NO_ROOM)
+
+    def reply(self, id_: bytes, found: bytes | RpcError) -> list[Piece]:
+        """The reply under this id, once, for what `result` has returned or raised."""
+        if isinstance(found, RpcError):
+            return [jsonrpc.error_reply(id_, found.error)]
+        pieces, self._pieces = self._pieces, []
+        return [jsonrpc.result_start(id_), *pieces]
 
     def on_error(self, error: bytes) -> None:
         PendingReply.on_error(self, error)
@@ -71,23 +85,6 @@ class HeldReply(HeldResultWaiter, PendingReply):
     def drop(self) -> None:
         self.drop_held()
         self._share.give_all()
-
-
-class HeldResponse(web.Response):
-    """A reply whose memory is given back once it is written, or dropped."""
-
-    def __init__(
-        self, reply: bytes, share: ReplyShare, *, status: int = 200, headers: Mapping[str, str] = JSON_TYPE
-    ) -> None:
-        super().__init__(status=status, body=reply, headers=headers)
-        self._share = share
-        weakref.finalize(self, share.give_all)
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        try:
-            await super().write_eof(data)
-        finally:  # The client may have left.
-            self._share.give_all()
 
 
 class RpcHandler:
@@ -123,7 +120,7 @@ class RpcHandler:
         if plan is not None:
             return await self._serve_with_faults(plan, request, route, key, body)
         reply, share = await self._serve(request, route, key, body)
-        return HeldResponse(reply, share) if reply else web.Response(status=204)
+        return HeldResponse(reply, share, headers=JSON_TYPE) if reply else web.Response(status=204)
 
     async def _serve_with_faults(
         self, plan: FaultPlan, request: web.Request, route: Route, key: Key, body: bytes
@@ -141,7 +138,7 @@ class RpcHandler:
         if not reply:
             return web.Response(status=204)
         heads = [name for name, policy in route.policies.items() if policy.is_head_number]
-        faulty = fault_plans.faulty(plan, body, reply, heads)
+        faulty = fault_plans.faulty(plan, body, b"".join(reply), heads)
         try:
             response = self._api.faults.after(plan, request, key.account.id, faulty)
         except Fault:
@@ -150,7 +147,10 @@ class RpcHandler:
         weakref.finalize(response, share.give_all)
         return response
 
-    async def _serve(self, request: web.Request, route: Route, key: Key, body: bytes) -> tuple[bytes, ReplyShare]:
+    async def _serve(
+        self, request: web.Request, route: Route, key: Key, body: bytes
+    ) -> tuple[Sequence[Piece], ReplyShare]:
+        """The pieces of the reply, and the memory that it holds."""
         size_units = request_units(body)
         if refusal := self._rpc.size_refusal(key, size_units, time.monotonic()):
             raise refusal
@@ -162,35 +162,36 @@ class RpcHandler:
             self._rpc.charge_size(key, size_units, time.monotonic())
             raise fault_of(exc) from None
 
-    async def _single(self, request: web.Request, route: Route, key: Key, call: RawCall) -> tuple[bytes, ReplyShare]:
+    async def _single(
+        self, request: web.Request, route: Route, key: Key, call: RawCall
+    ) -> tuple[Sequence[Piece], ReplyShare]:
         share = self._rpc.reply_share(key.account.id)
+        pending = HeldReply(share)
 
-        async def finish(found: bytes | RpcError) -> bytes:
-            if not call[2]:
-                return b""
-            if isinstance(found, RpcError):
-                return jsonrpc.error_reply(call[2], found.error)
-            return jsonrpc.result_reply(call[2], found)
+        async def finish(found: bytes | RpcError) -> list[Piece]:
+            return pending.reply(call[2], found) if call[2] else []
 
-        return await self._calls.serve(request, (route, key, call), HeldReply(share), finish), share
+        return await self._calls.serve(request, (route, key, call), pending, finish), share
 
-    async def _batch(self, request: web.Request, route: Route, key: Key, body: bytes) -> tuple[bytes, ReplyShare]:
+    async def _batch(
+        self, request: web.Request, route: Route, key: Key, body: bytes
+    ) -> tuple[Sequence[Piece], ReplyShare]:
         pending, state = PendingReply(), request[STATE]
 
         def done(batch: CallBatch) -> None:
             state.units = self._api.accounting.settle_batch(key, batch)
             state.block, state.batch = batch.reached, batch
-            pending.on_result(batch.body())
+            pending.on_result(b"")
 
         def refuse(why: Fault | MalformedCall, ids: Sequence[bytes]) -> None:
             pending.on_fault(fault_of(why))
 
         batch = self._rpc.call_batch(body, route, key, time.monotonic(), done, refuse, directives=state.directives)
         try:
-            reply = await result_or_leave(request, pending)
+            await result_or_leave(request, pending)
         except asyncio.CancelledError:
             if state.batch is None:
                 self._api.accounting.leave_batch(key, batch)
             raise
         assert state.batch is not None
-        return reply, state.batch.share
+        return state.batch.pieces(), state.batch.share

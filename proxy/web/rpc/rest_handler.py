@@ -14,7 +14,6 @@ from typing import Final
 from aiohttp import web
 
 from proxy.chains.families import family_of
-from proxy.core import jsonrpc
 from proxy.core.access import Key
 from proxy.core.event_stream import EVENT_STREAM
 from proxy.core.jsonrpc import NOT_JSON, RawCall
@@ -45,12 +44,13 @@ from proxy.tracing import below, traced
 from proxy.web.api_middleware import ApiMiddleware
 from proxy.web.fault_injection import plan_for
 from proxy.web.network_resolver import NetworkResolver
+from proxy.web.reply import HeldResponse
 from proxy.web.request_directives import directives_of
 from proxy.web.request_state import STATE
 from proxy.web.rest_replies import body_of, reply_to_error
 from proxy.web.rest_targets import RestTarget, RestTargets, split_target
 from proxy.web.rpc.event_streams import EventStreams
-from proxy.web.rpc.handler import HeldReply, HeldResponse
+from proxy.web.rpc.handler import JSON_TYPE, HeldReply
 from proxy.web.rpc.single_call import SingleCalls
 from proxy.web.websocket.client_sockets import ClientSockets
 
@@ -186,20 +186,20 @@ class RestCallHandler:
                 return await self._write(
                     request, web.StreamResponse(status=record.status, headers=record.headers), pending
                 )
-            return HeldResponse(body_of(record), share, status=record.status, headers=record.headers)
+            return HeldResponse([body_of(record)], share, status=record.status, headers=record.headers)
 
         return await self._calls.serve(request, (route, key, call), pending, finish)
 
     async def _serve_uri(self, request: web.Request, route: Route, key: Key, call: RawCall) -> web.StreamResponse:
         """Answer as nodes do: with the reply to the JSON-RPC call, and with status 500 if it is an error."""
         share = self._rpc.reply_share(key.account.id)
+        pending = HeldReply(share)
 
         async def finish(found: bytes | RpcError) -> web.StreamResponse:
-            if isinstance(found, RpcError):
-                return HeldResponse(jsonrpc.error_reply(call[2], found.error), share, status=500)
-            return HeldResponse(jsonrpc.result_reply(call[2], found), share)
+            status = 500 if isinstance(found, RpcError) else 200
+            return HeldResponse(pending.reply(call[2], found), share, status=status, headers=JSON_TYPE)
 
-        return await self._calls.serve(request, (route, key, call), HeldReply(share), finish)
+        return await self._calls.serve(request, (route, key, call), pending, finish)
 
     async def _write(
         self, request: web.Request, reply: web.StreamResponse, pending: StreamedReply
