@@ -30,7 +30,9 @@ from proxy.errors import InvalidRequest, NotFound, StartError
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.probe import Probe
+from proxy.services.rpc.probing import result_of
 from proxy.services.rpc.shadow import REPLY_S, AnsweredRead, Shadow, is_comparable
+from proxy.services.rpc.shadow_judge import ShadowJudge
 from proxy.services.rpc.tracker import Tracker
 from proxy.settings import Settings, Tables, UpstreamSettings
 from proxy.store.postgres.fleet import FleetStore
@@ -225,11 +227,12 @@ async def _read_all(route: Route, shadow: Shadow, reads: CertifyReads, progress:
     if not present.health.head:
         raise StartError([f"{present.label} does not answer: compare with another one, by --against"])
     reads.kept.resume(shadow.trial)
+    judge = ShadowJudge(shadow)
     try:
         for position, method, params in reads.calls(route, present.health.head):
             read = await _read(route, present, method, params)
             if read is not None:
-                await shadow.compare(read)
+                await judge.compare(read)
             reads.kept.read(position, shadow.trial)
             progress.show(f"{reads.kept.reads} of {reads.count} reads")
     finally:
@@ -271,7 +274,7 @@ def _sample_calls(route: Route, head: int, start: int) -> Iterator[tuple[int, st
 async def _read(route: Route, present: Upstream, method: str, params: bytes) -> AnsweredRead | None:
     """The reply of the upstream in use; None if it has none, which says nothing about the candidate."""
     began, probe = time.monotonic(), Probe(present, method, params)
-    result = await probe.send(REPLY_S)
+    result = await result_of(probe, REPLY_S)
     took_s = time.monotonic() - began
     reply = probe.error_reply if result is None else result
     if not reply or (result is None and probe.error != "revert"):

@@ -21,15 +21,15 @@ from proxy.core.fleet import REASONS, state_of
 from proxy.core.rest_routes import read_error
 from proxy.errors import StartError
 from proxy.services.rpc.networks import Route
-from proxy.services.rpc.probe import REPLY_S, Probe
+from proxy.services.rpc.probe import Probe
+from proxy.services.rpc.probing import REPLY_S, result_of
 from proxy.services.rpc.tracker import Tracker
 from proxy.settings import Settings, Tables
 from proxy.tasks import Tasks
 from proxy.telemetry import Tallies
 from proxy.turn_queue import TurnQueue
-from proxy.wire.http1 import ReplyHeaders
 from proxy.wire.mailer import Mailer, Undelivered
-from proxy.wire.upstream import Upstream, UpstreamConnection
+from proxy.wire.upstream import Upstream
 from proxy.wire.write_buffer import WriteBuffer
 
 COLUMNS = ("part", "state", "chain", "head", "behind", "bounds", "batches", "operator", "problem")
@@ -41,50 +41,22 @@ _USELESS = frozenset(("failed", "wrong_chain", "wrong_version", "forked", "silen
 ConnectionRow = dict[str, Any]
 
 
-class ReportingProbe(Probe):
-    """A call that keeps the reason why it failed."""
-
-    failure = ""
-
-    async def send(self, within_s: float = REPLY_S, *, beside: bool = False) -> bytes | None:
-        result = await super().send(within_s, beside=beside)
-        if result is None and not self.failure:
-            self.failure = f"no reply within {within_s:g} s"
-        return result
-
-    def on_reply(self, connection: UpstreamConnection, headers: ReplyHeaders, body: bytes) -> None:
-        super().on_reply(connection, headers, body)
-        if self.result is None:
-            self.failure = self._failure_of(headers.status)
-
-    def _failure_of(self, status: int) -> str:
-        method, path = self._spender[0], self._spender[0].partition(" ")[2]
-        # The status of a route is the code of its error, and 0 if its body is an error.
-        code = read_error(self.error_reply).code if self.error_reply else 0
-        if status in _REFUSED or code in _REFUSED:
-            return f"it refuses the credentials in the URL, or their lack (HTTP status {code or status})"
-        if path and self.error_reply:
-            return f"its reply to {method} " + (f"has the HTTP status {code}" if code else "is an error")
-        if path:
-            return f"its reply to {method} is not JSON"
-        if self.is_answered:
-            return f"it refuses the call {method} (HTTP status {status})"
-        return f"its reply to {method} is not JSON-RPC (HTTP status {status})"
-
-    def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
-        self.failure = reason
-        super().on_fail(upstream, reason, sent=sent)
-
-
-class BatchProbe(Probe):
-    """A batch of two calls. Its result is the reply, or None if that is not an array."""
-
-    def __init__(self, upstream: Upstream, method: str, params: bytes) -> None:
-        super().__init__(upstream, method, params)
-        self._body = b"[%b,%b]" % (self._body, self._body)
-
-    def on_reply(self, connection: UpstreamConnection, headers: ReplyHeaders, body: bytes) -> None:
-        self._settle(body if body.lstrip().startswith(b"[") else None)
+def failure_of(probe: Probe) -> str:
+    """Why a probe that was sent has no result."""
+    if not probe.status:
+        return probe.failure or f"no reply within {REPLY_S:g} s"
+    method, path = probe.method, probe.method.partition(" ")[2]
+    # The status of a route is the code of its error, and 0 if its body is an error.
+    code = read_error(probe.error_reply).code if probe.error_reply else 0
+    if probe.status in _REFUSED or code in _REFUSED:
+        return f"it refuses the credentials in the URL, or their lack (HTTP status {code or probe.status})"
+    if path and probe.error_reply:
+        return f"its reply to {method} " + (f"has the HTTP status {code}" if code else "is an error")
+    if path:
+        return f"its reply to {method} is not JSON"
+    if probe.is_answered:
+        return f"it refuses the call {method} (HTTP status {probe.status})"
+    return f"its reply to {method} is not JSON-RPC (HTTP status {probe.status})"
 
 
 async def tried(found: Settings, tables: Tables, *, offline: bool) -> list[ConnectionRow]:
@@ -178,17 +150,17 @@ async def _upstream(route: Route, upstream: Upstream, tip: int) -> ConnectionRow
     row = {**_part(health.label, state_of(health, time.monotonic())), "operator": health.operator}
     asked = lookups.chain or lookups.number
     given = asked.given(route.network.facts.genesis_at, "at")
-    first = ReportingProbe(upstream, *asked.calls[0].with_values(given))
-    result = await first.send()
+    first = Probe(upstream, *asked.calls[0].with_values(given))
+    result = await result_of(first)
     if lookups.chain is not None and result:
         row["chain"] = asked.identity(asked.calls[0].values_in(result))
-    row["problem"] = _problem(row, first.failure, route.network)
+    row["problem"] = _problem(row, "" if result else failure_of(first), route.network)
     if not health.head:
         return row
     row |= {"head": health.head, "behind": tip - health.head}
     row["bounds"] = _brief(health.bounds.text) or None
     if family_of(route.network).batches:
-        row["batches"] = _yes_or_no(await BatchProbe(upstream, *lookups.number.first).send())
+        row["batches"] = _yes_or_no(await result_of(Probe(upstream, *lookups.number.first, is_batch=True)))
     return row
 
 

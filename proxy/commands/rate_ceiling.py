@@ -12,6 +12,7 @@ from typing import Final
 
 from proxy.chains.lookups import LookupCall
 from proxy.services.rpc.probe import Probe
+from proxy.services.rpc.probing import result_of
 from proxy.wire.upstream import Upstream
 
 FIRST_PACE: Final = 10
@@ -43,7 +44,7 @@ async def _step(upstream: Upstream, call: LookupCall, pace: int) -> list[Probe]:
             await asyncio.sleep(max(0.0, began + number * STEP_S / pace - time.monotonic()))
             probe = Probe(upstream, *call.with_values({}))
             probes.append(probe)
-            group.create_task(probe.send(beside=True))
+            group.create_task(result_of(probe, beside=True))
             if probe.is_limited:
                 break
     return probes

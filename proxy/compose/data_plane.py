@@ -21,6 +21,7 @@ from proxy.services.rpc.logs import LogQueries
 from proxy.services.rpc.own_methods import OwnMethods
 from proxy.services.rpc.rest_waits import RestWaits
 from proxy.services.rpc.rpc_service import RpcService
+from proxy.services.rpc.shadow_judge import ShadowJudge
 from proxy.services.rpc.tracker import Tracker, start_tracking
 from proxy.services.rpc.verifier import OnContradiction, Verifier
 from proxy.settings import Settings
@@ -105,7 +106,7 @@ class DataPlane:
     def serve(self) -> None:
         """Start the loops that only clients' calls need."""
         for shadow in self.networks.shadows:
-            self._tasks.start("shadow", shadow.run, of=shadow.upstream.label)
+            self._tasks.start("shadow", ShadowJudge(shadow).run, of=shadow.upstream.label)
         for name, feed in self.feeds.by_network.items():
             self._tasks.start("feed", feed.run, of=name)
         if self._shared is not None:

@@ -146,7 +146,9 @@ class Trial:
     # Events
 
     def read(self, method: str, read: TrialRead) -> None:
-        found = self.methods.setdefault(method, MethodTrial())
+        found = self.methods.get(method)
+        if found is None:
+            found = self.methods[method] = MethodTrial()
         found.outcomes[read.outcome] += 1
         for member in read.members:
             if member in found.members or len(found.members) < MOST_MEMBERS:

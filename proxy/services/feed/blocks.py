@@ -23,6 +23,7 @@ from proxy.errors import Fault
 from proxy.services.rpc.calls import PendingReply, RpcError, call_upstream
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.probe import Probe
+from proxy.services.rpc.probing import result_of
 from proxy.wire.upstream import Upstream
 
 # Blocks cached by hash: enough for a few replays that run side by side.
@@ -121,7 +122,7 @@ class BlockSource:
 
     async def latest(self, upstream: Upstream) -> ChainBlock:
         """Return the head of one upstream."""
-        found = read_block(await Probe(upstream, *HEAD_BLOCK_CALL).send())
+        found = read_block(await result_of(Probe(upstream, *HEAD_BLOCK_CALL)))
         if found is None:
             raise BlockUnavailable("no head")
         return self._cache(found)
@@ -129,7 +130,7 @@ class BlockSource:
     async def newest(self) -> int:
         """Query every upstream and return the highest block number; with three or more upstreams, the second highest."""
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(Probe(each, "eth_blockNumber").send()) for each in self._route.upstreams]
+            tasks = [group.create_task(result_of(Probe(each, "eth_blockNumber"))) for each in self._route.upstreams]
         heads = sorted((_number_in(task.result()) for task in tasks), reverse=True)
         return heads[1] if len(heads) > 2 else heads[0]
 
@@ -221,7 +222,7 @@ class BlockSource:
     ) -> bytes | None:
         """Call the source, since the upstream that announced a block has it, then any upstream that the route chooses."""
         if source is not None and source.health.may_serve(method):
-            result = await Probe(source, method, params).send()
+            result = await result_of(Probe(source, method, params))
             if result is not None and result != jsonrpc.NULL:
                 return result
         try:

@@ -26,6 +26,7 @@ from proxy.services.feed.sources import FeedSource, FeedSources, SourceFailed
 from proxy.services.feed.topics import FeedEvent, Listener
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.probe import Probe
+from proxy.services.rpc.probing import result_of
 from proxy.tasks import until_set
 from proxy.wire.upstream_stream import StreamLost, SubscriptionRefused, UpstreamStream
 from proxy.wire.websocket_upstream import WebSocketUpstream
@@ -183,12 +184,12 @@ class PendingTransactions:
             self._fetch_later(_text_or_empty(notification))
 
     async def _poll(self, source: FeedSource) -> None:
-        made = await Probe(source.upstream, "eth_newPendingTransactionFilter").send()
+        made = await result_of(Probe(source.upstream, "eth_newPendingTransactionFilter"))
         if made is None:
             raise SourceFailed("it did not create a filter")
         self._set_ready(frozenset((False, True)))
         while self._sources.is_best(source, self._clock()):
-            changes = await Probe(source.upstream, "eth_getFilterChanges", b"[%b]" % made).send()
+            changes = await result_of(Probe(source.upstream, "eth_getFilterChanges", b"[%b]" % made))
             try:
                 self._on_hashes(_hashes(changes or jsonrpc.NULL))
             except jsonrpc.NOT_JSON as exc:

@@ -14,7 +14,7 @@ from proxy.chains.families import family_of
 from proxy.chains.lookups import Lookup
 from proxy.core.data_bounds import DATA_INDEX, Bound, BoundSearch, DataKind
 from proxy.services.rpc.network_state import NetworkState
-from proxy.services.rpc.probe import look_up
+from proxy.services.rpc.probing import look_up
 from proxy.services.rpc.shared_polls import SharedPolls
 from proxy.wire.upstream import Upstream
 

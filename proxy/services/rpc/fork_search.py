@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from proxy.core.heads import STALE_S, most_voted, preferred, second_of_many, voting_heads
 from proxy.core.upstream_health import Standing, UpstreamHealth
 from proxy.services.rpc.network_state import NetworkState
-from proxy.services.rpc.probe import look_up
+from proxy.services.rpc.probing import look_up
 from proxy.services.rpc.shared_polls import SharedPolls
 
 # Upstreams that report their heads within this time of each other are near each other.

@@ -19,6 +19,7 @@ import msgspec
 from proxy.chains.families import family_of
 from proxy.services.rpc.network_state import NetworkState
 from proxy.services.rpc.probe import Probe
+from proxy.services.rpc.probing import result_of
 from proxy.wire.upstream import Upstream
 
 EVERY_S: Final = 3600.0
@@ -64,11 +65,11 @@ class MethodChecks:
         questions = self._questions
         assert questions is not None
         named = Probe(upstream, questions.client)
-        name = _name_in(await named.send())
+        name = _name_in(await result_of(named))
         if not named.is_answered:
             return False
         asked = Probe(upstream, questions.modules)
-        groups = _groups_in(await asked.send())
+        groups = _groups_in(await result_of(asked))
         missing = {each for each in self._state.methods if groups and each.partition("_")[0] not in groups}
         missing |= {each for each in questions.probes if each not in missing and await _is_missing(upstream, each)}
         upstream.health.client_reported(name, missing, until=self._clock() + EVERY_S + AGAIN_S)
@@ -77,7 +78,7 @@ class MethodChecks:
 
 async def _is_missing(upstream: Upstream, method: str) -> bool:
     probe = Probe(upstream, method)
-    return await probe.send() is None and probe.lacks_method
+    return await result_of(probe) is None and probe.lacks_method
 
 
 def _name_in(result: bytes | None) -> str:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from proxy.chains.lookups import Lookup, Values
 from proxy.core import jsonrpc, upstream_errors
 from proxy.core.upstream_errors import ErrorRule
 from proxy.services.rpc.dispatcher import failure_in
@@ -16,63 +13,64 @@ from proxy.services.rpc.flights import next_id
 from proxy.wire.http1 import ReplyHeaders
 from proxy.wire.upstream import STALE, Piece, Upstream, UpstreamConnection
 
-# How long an upstream may take to reply.
-REPLY_S = 3.0
-
 
 class Probe:
-    """One call to one upstream. Its result is None if the call failed. `rules`: what errors mean in the chain's family."""
+    """One call to one upstream. Its result is None if the call failed."""
 
-    client = ""
+    client: str = ""
 
     def __init__(
-        self, upstream: Upstream, method: str, params: bytes = b"[]", *, rules: Sequence[ErrorRule] = ()
+        self,
+        upstream: Upstream,
+        method: str,
+        params: bytes = b"[]",
+        *,
+        rules: Sequence[ErrorRule] = (),
+        is_batch: bool = False,
     ) -> None:
+        """`rules`: what errors mean in the chain's family. `is_batch`: the call is sent twice, as a batch, and the result is
+        the reply to both."""
         self._id = b"%d" % next_id()
         self._upstream = upstream
         self._rules = rules
         self._meter = upstream.health.meter
+        self.method = method
         self._spender = (method, "", "")
-        self._body = b"".join((jsonrpc.ENVELOPE_START, self._id, jsonrpc.request_tail(method), params, b"}"))
+        body = b"".join((jsonrpc.ENVELOPE_START, self._id, jsonrpc.request_tail(method), params, b"}"))
+        self._is_batch = is_batch
+        self._body = b"[%b,%b]" % (body, body) if is_batch else body
         self.result: bytes | None = None
         # Called once, when there is a result, or none can come.
         self._on_done: Callable[[], None] | None = None
         self._given_up_at = math.inf
         # Whether the upstream replied, even with an error. One that limits our rate has said nothing about the call.
         self.is_answered = False
-        # Whether it limits our rate.
+        # Whether it limits our rate, and the status of its reply.
         self.is_limited = False
+        self.status = 0
+        # Why there is no reply.
+        self.failure = ""
         # The kind of error that it replied with, if any.
         self.error = ""
         self.lacks_method = False
         self.error_reply = b""
 
-    async def send(self, within_s: float = REPLY_S, *, beside: bool = False) -> bytes | None:
-        """`beside`: probes of an upstream go one after the other, unless they may be beside each other, like calls."""
-        done = asyncio.Event()
-        self._begin(done.set, beside=beside)
-        try:
-            async with asyncio.timeout(within_s):
-                await done.wait()
-        except TimeoutError:
-            self._give_up()
-        return self.result
-
     def start(self, on_done: Callable[[], None], within_s: float) -> None:
         """Send it for a caller that does not wait. Its upstream's sweep gives it up."""
         self._given_up_at = time.monotonic() + within_s
-        self._begin(on_done, beside=False)
+        self.begin(on_done, beside=False)
 
-    def _begin(self, on_done: Callable[[], None], *, beside: bool) -> None:
+    def begin(self, on_done: Callable[[], None], *, beside: bool) -> None:
+        """`beside`: probes of an upstream go one after the other, unless they may be beside each other, like calls."""
         self._on_done = on_done
         if self._meter is not None:
-            if not self._meter.affords(self._spender[0]):
+            if not self._meter.affords(self.method):
                 self._settle(None)
                 return
             self._meter.began(self._spender)
         (self._upstream.submit if beside else self._upstream.probe)(self, self._body)
 
-    def _give_up(self) -> None:
+    def give_up(self) -> None:
         if self._upstream.leave(self) and self._meter is not None:
             self._meter.not_sent(self._spender)
         self._settle(None)
@@ -80,6 +78,10 @@ class Probe:
     def on_reply(self, connection: UpstreamConnection, headers: ReplyHeaders, body: bytes) -> None:
         self.on_late(connection.upstream, headers, body)
         self.is_limited = headers.wants_rest
+        self.status = headers.status
+        if self._is_batch:
+            self._settle(body if body.lstrip().startswith(b"[") else None)
+            return
         try:
             reply = jsonrpc.read_reply(body, self._id)
         except ValueError:
@@ -100,6 +102,7 @@ class Probe:
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
         if self._meter is not None and (not sent or reason == STALE):
             self._meter.not_sent(self._spender)
+        self.failure = reason
         self._settle(None)
 
     def on_large(self, connection: UpstreamConnection, headers: ReplyHeaders, beginning: Piece) -> bool:
@@ -110,45 +113,10 @@ class Probe:
 
     def on_tick(self, connection: UpstreamConnection | None, now: float) -> None:
         if now > self._given_up_at:
-            self._give_up()
+            self.give_up()
 
     def _settle(self, result: bytes | None) -> None:
         on_done, self._on_done = self._on_done, None
         if on_done is not None:
             self.result = result
             on_done()
-
-
-@dataclass(frozen=True, slots=True)
-class LookupAnswer:
-    """The answer of an upstream to a lookup. `values`: None if a call failed. `lacked`: methods that it does not serve.
-    `is_answered`: whether it replied to all calls, even with an error. `error`: the kind of that error."""
-
-    values: Values | None
-    is_answered: bool
-    lacked: tuple[str, ...] = ()
-    error: str = ""
-
-
-async def look_up(
-    upstream: Upstream,
-    lookup: Lookup,
-    values: Values | None = None,
-    *,
-    within_s: float = REPLY_S,
-    skips_errors: bool = False,
-    rules: Sequence[ErrorRule] = (),
-) -> LookupAnswer:
-    """Make the calls of a lookup one after the other. `values`: those that are given. `skips_errors`: a call that the upstream
-    refuses does not end the lookup. `rules`: what errors mean in the chain's family."""
-    found, lacked = dict(values or {}), list[str]()
-    for call in lookup.calls:
-        probe = Probe(upstream, *call.with_values(found), rules=rules)
-        result = await probe.send(within_s)
-        if result is None and skips_errors and probe.is_answered:
-            continue
-        if result is None:
-            return LookupAnswer(None, probe.is_answered, error=probe.error)
-        found |= call.values_in(result)
-        lacked += call.lacked_in(result)
-    return LookupAnswer(found, is_answered=True, lacked=tuple(lacked))

@@ -2,10 +2,8 @@
 
 A read is offered after its reply was delivered. It waits in a queue that is bounded in reads and bytes: when the queue is full,
 or the candidate's rate or budget is used up, the read is skipped. The candidate is never chosen for calls, its replies reach no
-client, and it does not change the health of any upstream. Params are not kept.
-
-Reads at the latest block may be answered at different blocks. If such replies differ, both upstreams are asked again at one
-block that both have.
+client, and it does not change the health of any upstream. Params are not kept. Replies that are not equal, byte for byte, are
+judged by `shadow_judge.py`.
 """
 
 from __future__ import annotations
@@ -17,30 +15,22 @@ from collections.abc import Collection
 from functools import partial
 from typing import Any, Final
 
-import msgspec
-
 from proxy import telemetry
-from proxy.chains.family import BlockRef
-from proxy.core.jsonrpc import NULL
-from proxy.core.trials import OUTCOMES, Trial, TrialOutcome, TrialRead, differing_members, is_same_error
+from proxy.core.trials import OUTCOMES, Trial, TrialOutcome, TrialRead
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.network_state import NetworkState
-from proxy.services.rpc.probe import Probe, look_up
-from proxy.services.rpc.reply_checks import SMALL, off_loop
+from proxy.services.rpc.probe import Probe
 from proxy.wire.upstream import Upstream
 
 # Reads that wait, and the bytes of their params and replies. A larger read is not compared.
 MOST_WAITING: Final = 64
 MOST_BYTES: Final = 4_194_304
 LARGEST_READ: Final = 262_144
-# A reply of the candidate that is longer than twice ours by this much is another one. It is not decoded: that may take seconds.
-LARGER: Final = 65_536
 # Shares are counted in millionths, so that they add up.
 WHOLE: Final = 1_000_000
 # How long the candidate may take.
 REPLY_S: Final = 10.0
-_UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError)
 
 
 class AnsweredRead:
@@ -106,7 +96,7 @@ class Shadow:
         self._without = without
         self.trial = Trial(upstream.label)
         self._share = round(share * WHOLE)
-        self._state = state
+        self.state = state
         # The part of a read that is due, in millionths.
         self._due = 0
         # Reads that are due and under way.
@@ -115,10 +105,10 @@ class Shadow:
         self._counted = {each: telemetry.shadow_reads_total.labels(upstream.label, each) for each in OUTCOMES}
         self._queue: deque[AnsweredRead] = deque()
         self._bytes = 0
-        # Whether a read is under way, and the one whose reply must be judged.
+        # Whether a read is under way, and the one whose reply must be judged, which wakes the judge.
         self._is_reading = False
         self._doubtful: TriedRead | None = None
-        self._wake = asyncio.Event()
+        self.is_doubtful = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
     def __repr__(self) -> str:
@@ -140,7 +130,7 @@ class Shadow:
         self, account: str, policy: MethodPolicy, params: bytes, reply: bytes, upstream: Upstream, took_s: float
     ) -> None:
         """A client's call on the short path was answered, and its reply is on its way."""
-        if self._wanted and account not in self._without and is_comparable(policy, params, self._state.heads.tip):
+        if self._wanted and account not in self._without and is_comparable(policy, params, self.state.heads.tip):
             self._wanted -= 1
             self._offer(AnsweredRead(policy, params, reply, upstream, took_s, account=account))
 
@@ -148,7 +138,7 @@ class Shadow:
         """The same for any other call."""
         if not flight.client or flight.answered_by is None or flight.answered_by is self.upstream:
             return
-        if flight.client in self._without or not is_comparable(flight.policy, flight.params, self._state.heads.tip):
+        if flight.client in self._without or not is_comparable(flight.policy, flight.params, self.state.heads.tip):
             return
         if not self._wanted and not self.wants_next():
             return
@@ -175,7 +165,7 @@ class Shadow:
         self._queue.append(read)
         if not self._is_reading:
             self._is_reading = True
-            self._loop.call_soon(self._read_next)
+            self._loop.call_soon(self.read_next)
 
     def promoted(self, share: float) -> None:
         """It gets this part of the calls from now on. Its trial starts again: each step is judged by its own reads."""
@@ -187,47 +177,33 @@ class Shadow:
         self.trial.bounds_found(self.upstream.health.bounds.text)
         return self.trial.as_data
 
-    def _read_next(self) -> None:
+    def read_next(self) -> None:
         """Send the next read. Most replies are equal to ours, so they need no task."""
         while self._queue:
             read = self._queue.popleft()
             self._bytes -= read.size
-            if (tried := self._begin(read)) is not None:
+            if (tried := self.begin(read)) is not None:
                 tried.probe.start(partial(self._replied, tried), REPLY_S)
                 return
         self._is_reading = False
 
     def _replied(self, tried: TriedRead) -> None:
-        self._ended(tried)
+        self.ended(tried)
         if tried.probe.result is not None and tried.probe.result == tried.read.reply and not tried.read.is_error:
-            self._count(tried, "same", ())
+            self.count(tried, "same", ())
             self._is_reading = bool(self._queue)
             if self._is_reading:
-                self._loop.call_soon(self._read_next)
+                self._loop.call_soon(self.read_next)
         else:
             self._doubtful = tried
-            self._wake.set()
+            self.is_doubtful.set()
 
-    async def run(self) -> None:
-        """A supervised loop: judges the replies that are not equal to ours."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            tried, self._doubtful = self._doubtful, None
-            try:
-                if tried is not None:
-                    await self._judge(tried)
-            finally:
-                self._read_next()
+    def next_doubtful(self) -> TriedRead | None:
+        """A read whose replies differ, once."""
+        tried, self._doubtful = self._doubtful, None
+        return tried
 
-    async def compare(self, read: AnsweredRead) -> None:
-        """Send the read to the candidate, and count how its reply compares."""
-        if (tried := self._begin(read)) is not None:
-            await tried.probe.send(REPLY_S)
-            self._ended(tried)
-            await self._judge(tried)
-
-    def _begin(self, read: AnsweredRead) -> TriedRead | None:
+    def begin(self, read: AnsweredRead) -> TriedRead | None:
         """None if the candidate may not get it."""
         health, name, now = self.upstream.health, read.policy.method.name, time.monotonic()
         is_affordable = health.affords(name, archive=read.archive) and health.admits(name, now)
@@ -239,81 +215,19 @@ class Shadow:
         probe = Probe(self.upstream, name, read.params, rules=read.policy.family.error_rules)
         return TriedRead(read, probe, self.trial, now)
 
-    def _ended(self, tried: TriedRead) -> None:
+    def ended(self, tried: TriedRead) -> None:
+        """The candidate has replied, or failed to."""
         health, now = self.upstream.health, time.monotonic()
         health.ended()
         tried.ended(now)
         tried.trial.replied(now, limited=tried.probe.is_limited)
 
-    async def _judge(self, tried: TriedRead) -> None:
-        self._count(tried, *await self._outcome(tried.read, tried.probe.result, tried.probe))
-
-    def _count(self, tried: TriedRead, outcome: TrialOutcome, members: tuple[str, ...]) -> None:
+    def count(self, tried: TriedRead, outcome: TrialOutcome, members: tuple[str, ...]) -> None:
         read, meter = tried.read, self.upstream.health.meter
         name = read.policy.method.name
         cost = 0 if meter is None else meter.cost_of(name, archive=read.archive)
         tried.trial.read(name, TrialRead(outcome, read.took_s, tried.took_s, members, read.cost, cost, read.account))
         self._counted[outcome].inc()
-
-    async def _outcome(
-        self, read: AnsweredRead, result: bytes | None, probe: Probe
-    ) -> tuple[TrialOutcome, tuple[str, ...]]:
-        if result is None:
-            if read.is_error and probe.error_reply and is_same_error(read.reply, probe.error_reply):
-                return "same", ()
-            if probe.lacks_method:
-                return "missing", ()
-            if probe.error not in ("revert", "missing_data", "behind"):
-                return "error", ()
-            members: tuple[str, ...] = (f"error: {probe.error}",)
-        elif read.is_error:
-            members = ("error",)
-        else:
-            members = await differences(read.policy, read.reply, result)
-            if not members:
-                return "same", ()
-        return await self._second_look(read, members)
-
-    async def _second_look(self, read: AnsweredRead, members: tuple[str, ...]) -> tuple[TrialOutcome, tuple[str, ...]]:
-        """The replies differ. Find out whether the candidate, or one of the two replies, is of another block."""
-        number = self._state.head_reader.lookups.number
-        head = number.number((await look_up(self.upstream, number)).values or {})
-        if head is None:
-            return "error", ()
-        policy = read.policy
-        ref = BlockRef("none") if policy.is_plain else policy.family.block_ref(policy.method, read.params)
-        if ref.moves:
-            return await self._at_one_block(read, head, members)
-        named = None if read.is_error else self._state.head_reader.newest_block(read.reply)
-        if max(ref.number, -1 if named is None else named) > head:
-            return "behind", ()
-        return "different", members
-
-    async def _at_one_block(
-        self, read: AnsweredRead, head: int, members: tuple[str, ...]
-    ) -> tuple[TrialOutcome, tuple[str, ...]]:
-        """Ask both at a block that both have."""
-        policy, at_block = read.policy, read.policy.family.at_block
-        is_behind = head < self._state.heads.tip
-        common = min(head, read.upstream.health.head)
-        if (
-            at_block is None
-            or common <= 0
-            or policy.family.block_ref(policy.method, read.params).tag != policy.family.latest
-        ):
-            return ("behind", ()) if is_behind else ("different", members)
-        params = at_block(policy.method, read.params, common)
-        rules = policy.family.error_rules
-        probes = [Probe(each, policy.method.name, params, rules=rules) for each in (read.upstream, self.upstream)]
-        ours, theirs = [await probe.send(REPLY_S) for probe in probes]
-        if ours is None or theirs is None:
-            errors = [probe.error_reply for probe in probes]
-            if ours is theirs and all(errors) and is_same_error(*errors):
-                return ("behind" if is_behind else "same"), ()
-            is_clear = all(probe.is_answered for probe in probes)
-            return ("different", members) if is_clear else ("error", ())
-        found = await differences(policy, ours, theirs)
-        return ("different", found) if found else (("behind" if is_behind else "same"), ())
 
 
 def is_comparable(policy: MethodPolicy, params: bytes, tip: int) -> bool:
@@ -324,20 +238,3 @@ def is_comparable(policy: MethodPolicy, params: bytes, tip: int) -> bool:
         return True
     # A range that ends at the head has another end at each upstream.
     return policy.last_block(params, tip) == policy.last_block(params, tip + 1) <= tip
-
-
-async def differences(policy: MethodPolicy, ours: bytes, theirs: bytes) -> tuple[str, ...]:
-    if ours == theirs:
-        return ()
-    if len(theirs) > 2 * len(ours) + LARGER:
-        return (".",)
-    if len(ours) + len(theirs) <= SMALL:
-        return _differences(policy, ours, theirs)
-    return await off_loop(_differences, policy, ours, theirs)
-
-
-def _differences(policy: MethodPolicy, ours: bytes, theirs: bytes) -> tuple[str, ...]:
-    try:
-        return differing_members(ours or NULL, theirs, policy.volatile)
-    except _UNREADABLE:
-        return (".",)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from proxy.chains.lookups import Lookup
 from proxy.core.upstream_health import Standing, UpstreamHealth
 from proxy.services.rpc.network_state import NetworkState
-from proxy.services.rpc.probe import look_up
+from proxy.services.rpc.probing import look_up
 from proxy.wire.upstream import Upstream
 from proxy.wire.upstream_stream import StreamLost, SubscriptionRefused
 from proxy.wire.websocket_upstream import WebSocketUpstream

@@ -28,7 +28,7 @@ from proxy.services.rpc.bound_checks import BoundChecks
 from proxy.services.rpc.fork_search import ForkSearch
 from proxy.services.rpc.method_checks import MethodChecks
 from proxy.services.rpc.network_state import NetworkState
-from proxy.services.rpc.probe import look_up
+from proxy.services.rpc.probing import look_up
 from proxy.services.rpc.shared_polls import SHORTEST_S, SharedPolls
 from proxy.services.rpc.stream_checks import StreamChecks
 from proxy.store.shared_memory.poll_table import HeadPoll, PollTable
