@@ -18,7 +18,6 @@ from proxy.request_threads import compression_threads
 from proxy.services.rpc.held_body import SLICE_BYTES, ReplyShare, slices
 from proxy.settings import TlsSettings
 from proxy.turn_queue import next_turn
-from proxy.wire.upstream import Piece
 
 # A larger body is written in slices.
 WRITTEN_AT_ONCE = 262_144
@@ -41,7 +40,7 @@ def header_lines(headers: Mapping[str, str]) -> bytes:
 class SlicedBody(Payload):
     """A large body. It is written in slices, in turn with other clients: the kernel may take megabytes at once."""
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    def __init__(self, pieces: Sequence[bytes | memoryview]) -> None:
         super().__init__(pieces)
         self.pieces = pieces
         self._length = sum(map(len, pieces))
@@ -62,9 +61,9 @@ class SlicedBody(Payload):
             await next_turn()
 
 
-def _slices_of(pieces: Iterable[Piece]) -> Iterator[Piece]:
+def _slices_of(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
     """The pieces in slices: short ones are joined."""
-    short: list[Piece] = []
+    short: list[bytes | memoryview] = []
     size = 0
     for piece in pieces:
         short.append(piece)
@@ -80,7 +79,7 @@ class HeldResponse(web.Response):
     """A reply whose memory is given back once it is written, or dropped."""
 
     def __init__(
-        self, pieces: Sequence[Piece], share: ReplyShare, *, status: int = 200, headers: Mapping[str, str]
+        self, pieces: Sequence[bytes | memoryview], share: ReplyShare, *, status: int = 200, headers: Mapping[str, str]
     ) -> None:
         is_large = sum(map(len, pieces)) > WRITTEN_AT_ONCE
         super().__init__(status=status, body=SlicedBody(pieces) if is_large else b"".join(pieces), headers=headers)

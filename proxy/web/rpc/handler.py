@@ -30,7 +30,6 @@ from proxy.web.reply import HeldResponse
 from proxy.web.request_directives import directives_of
 from proxy.web.request_state import STATE
 from proxy.web.rpc.single_call import SingleCalls, result_or_leave
-from proxy.wire.upstream import Piece
 
 JSON_TYPE = {"Content-Type": "application/json"}
 
@@ -43,7 +42,7 @@ class HeldReply(HeldResultWaiter, PendingReply):
     def __init__(self, share: ReplyShare) -> None:
         super().__init__()
         self.body: HeldBody | None = None
-        self._pieces: list[Piece] = []
+        self._pieces: list[bytes | memoryview] = []
         self._share = share
 
     def new_share(self) -> ReplyShare:
@@ -63,7 +62,7 @@ class HeldReply(HeldResultWaiter, PendingReply):
         else:
             self.on_error(NO_ROOM)
 
-    def reply(self, id_: bytes, found: bytes | RpcError) -> list[Piece]:
+    def reply(self, id_: bytes, found: bytes | RpcError) -> list[bytes | memoryview]:
         """The reply under this id, once, for what `result` has returned or raised."""
         if isinstance(found, RpcError):
             return [jsonrpc.error_reply(id_, found.error)]
@@ -149,7 +148,7 @@ class RpcHandler:
 
     async def _serve(
         self, request: web.Request, route: Route, key: Key, body: bytes
-    ) -> tuple[Sequence[Piece], ReplyShare]:
+    ) -> tuple[Sequence[bytes | memoryview], ReplyShare]:
         """The pieces of the reply, and the memory that it holds."""
         size_units = request_units(body)
         if refusal := self._rpc.size_refusal(key, size_units, time.monotonic()):
@@ -164,18 +163,18 @@ class RpcHandler:
 
     async def _single(
         self, request: web.Request, route: Route, key: Key, call: RawCall
-    ) -> tuple[Sequence[Piece], ReplyShare]:
+    ) -> tuple[Sequence[bytes | memoryview], ReplyShare]:
         share = self._rpc.reply_share(key.account.id)
         pending = HeldReply(share)
 
-        async def finish(found: bytes | RpcError) -> list[Piece]:
+        async def finish(found: bytes | RpcError) -> list[bytes | memoryview]:
             return pending.reply(call[2], found) if call[2] else []
 
         return await self._calls.serve(request, (route, key, call), pending, finish), share
 
     async def _batch(
         self, request: web.Request, route: Route, key: Key, body: bytes
-    ) -> tuple[Sequence[Piece], ReplyShare]:
+    ) -> tuple[Sequence[bytes | memoryview], ReplyShare]:
         pending, state = PendingReply(), request[STATE]
 
         def done(batch: CallBatch) -> None:
