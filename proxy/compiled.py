@@ -34,6 +34,7 @@ MODULES = (
     "proxy.core.pace",
     "proxy.core.retry_budget",
     "proxy.core.routing",
+    "proxy.core.trials",
     "proxy.core.upstream_health",
     "proxy.core.usage",
     "proxy.memory_budget",

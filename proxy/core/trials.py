@@ -8,7 +8,7 @@ has not reached the block of a read is *behind*, which is not a difference.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, get_args
 
@@ -39,27 +39,32 @@ def differing_members(ours: bytes, theirs: bytes, volatile: frozenset[str] = fro
     if one == other:
         return ()
     found: list[str] = []
-    for path in _paths(one, other, ""):
-        if path not in found:
-            found.append(path)
-        if len(found) == MOST_MEMBERS:
-            break
+    _add_members(one, other, "", found)
     return tuple(found)
 
 
-def _paths(one: Any, other: Any, path: str) -> Iterator[str]:
+def _add_members(one: Any, other: Any, path: str, found: list[str]) -> None:
+    """Add the members below this path in which the two differ."""
+    if len(found) == MOST_MEMBERS:
+        return
     if isinstance(one, dict) and isinstance(other, dict):
         for name in sorted({*one, *other}):
             if name not in one or name not in other:
-                yield f"{path}.{name}".lstrip(".")
+                _add(f"{path}.{name}", found)
             elif one[name] != other[name]:
-                yield from _paths(one[name], other[name], f"{path}.{name}")
+                _add_members(one[name], other[name], f"{path}.{name}", found)
     elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         for left, right in zip(one, other, strict=True):
             if left != right:
-                yield from _paths(left, right, f"{path}[]")
+                _add_members(left, right, f"{path}[]", found)
     else:
-        yield path.lstrip(".") or "."
+        _add(path, found)
+
+
+def _add(path: str, found: list[str]) -> None:
+    name = path.lstrip(".") or "."
+    if name not in found and len(found) < MOST_MEMBERS:
+        found.append(name)
 
 
 def is_same_error(ours: bytes, theirs: bytes) -> bool:

@@ -8,6 +8,7 @@ the block that they were read at: while only its number is known, they are disca
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, MutableSequence, Sequence
 from typing import Final, Literal, Protocol
 
@@ -108,16 +109,20 @@ class FleetHeads(Protocol):
     def wrote(self, network: str, note: str, then: Callable[[], None]) -> None: ...
 
 
-class ReadObserver(Protocol):
-    """Sees the reads that upstreams have answered, after their replies were delivered."""
+class ReadObserver(ABC):
+    """Sees the reads that upstreams have answered, after their replies were delivered. No protocol: calls of a base class's
+    methods are compiled, and each read makes one."""
 
+    @abstractmethod
     def wants_next(self) -> bool:
         """A read begins on the short path. Returns whether this observer must see its reply."""
 
+    @abstractmethod
     def short_answered(
         self, account: str, policy: MethodPolicy, params: bytes, reply: bytes, upstream: Upstream, took_s: float
     ) -> None: ...
 
+    @abstractmethod
     def answered(self, flight: Flight, reply: bytes, *, is_error: bool = False) -> None: ...
 
 

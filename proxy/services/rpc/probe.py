@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
 
 from proxy.core import jsonrpc, upstream_errors
 from proxy.core.upstream_errors import ErrorRule
@@ -12,6 +15,9 @@ from proxy.services.rpc.dispatcher import failure_in
 from proxy.services.rpc.flights import next_id
 from proxy.wire.http1 import ReplyHeaders
 from proxy.wire.upstream import STALE, Piece, Upstream, UpstreamConnection
+
+_read_reply: Final = jsonrpc.read_numbered_reply
+_NOT_JSON: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 class Probe:
@@ -30,7 +36,8 @@ class Probe:
     ) -> None:
         """`rules`: what errors mean in the chain's family. `is_batch`: the call is sent twice, as a batch, and the result is
         the reply to both."""
-        self._id = b"%d" % next_id()
+        self._number = next_id()
+        self._id = b"%d" % self._number
         self._upstream = upstream
         self._rules = rules
         self._meter = upstream.health.meter
@@ -79,6 +86,10 @@ class Probe:
         self.on_late(connection.upstream, headers, body)
         self.is_limited = headers.wants_rest
         self.status = headers.status
+        if headers.status == 200 and headers.plain and (result := self._plain_result(body)):
+            self.is_answered = True
+            self._settle(result)
+            return
         if self._is_batch:
             self._settle(body if body.lstrip().startswith(b"[") else None)
             return
@@ -94,6 +105,16 @@ class Probe:
         self.is_limited |= verdict is not None and verdict.wants_rest
         self.is_answered = not self.is_limited
         self._settle(bytes(reply.result) or None)
+
+    def _plain_result(self, body: bytes) -> bytes:
+        """The result of a usual reply, which is read as on the short path; empty for any other reply."""
+        if self._is_batch or not body.isascii() or len(body) > jsonrpc.READ_WHOLE:
+            return b""
+        try:
+            reply = _read_reply(body)
+        except _NOT_JSON:
+            return b""
+        return bytes(reply.result) if reply.id == self._number and not reply.error else b""
 
     def on_late(self, upstream: Upstream, headers: ReplyHeaders, body: bytes) -> None:
         if self._meter is not None and (outcome := failure_in(headers, body, self._id)):

@@ -19,7 +19,7 @@ from proxy import telemetry
 from proxy.core.trials import OUTCOMES, Trial, TrialOutcome, TrialRead
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.method_policy import MethodPolicy
-from proxy.services.rpc.network_state import NetworkState
+from proxy.services.rpc.network_state import NetworkState, ReadObserver
 from proxy.services.rpc.probe import Probe
 from proxy.wire.upstream import Upstream
 
@@ -86,7 +86,7 @@ class TriedRead:
         self.took_s = now - self._began
 
 
-class Shadow:
+class Shadow(ReadObserver):
     """One candidate. `share`: the part of the reads that it gets. `without`: accounts whose reads it does not get."""
 
     def __init__(
@@ -101,8 +101,8 @@ class Shadow:
         self._due = 0
         # Reads that are due and under way.
         self._wanted = 0
-        # Finding a metric by its labels takes longer than counting.
-        self._counted = {each: telemetry.shadow_reads_total.labels(upstream.label, each) for each in OUTCOMES}
+        # Outcomes that the metrics do not have yet. Adding to a metric takes longer than the rest of counting a read.
+        self._new_outcomes: dict[str, int] = dict.fromkeys(OUTCOMES, 0)
         self._queue: deque[AnsweredRead] = deque()
         self._bytes = 0
         # Whether a read is under way, and the one whose reply must be judged, which wakes the judge.
@@ -173,7 +173,10 @@ class Shadow:
         self.trial = Trial(self.upstream.label, share)
 
     def report(self) -> dict[str, Any]:
-        """What its trial has found, for other processes."""
+        """What its trial has found, for other processes. The metrics are brought up to date, too."""
+        for outcome, count in self._new_outcomes.items():
+            telemetry.shadow_reads_total.labels(self.upstream.label, outcome).inc(count)
+            self._new_outcomes[outcome] = 0
         self.trial.bounds_found(self.upstream.health.bounds.text)
         return self.trial.as_data
 
@@ -227,7 +230,7 @@ class Shadow:
         name = read.policy.method.name
         cost = 0 if meter is None else meter.cost_of(name, archive=read.archive)
         tried.trial.read(name, TrialRead(outcome, read.took_s, tried.took_s, members, read.cost, cost, read.account))
-        self._counted[outcome].inc()
+        self._new_outcomes[outcome] += 1
 
 
 def is_comparable(policy: MethodPolicy, params: bytes, tip: int) -> bool:
