@@ -15,6 +15,8 @@ from proxy.core.batch_sizes import SMALLER_S
 from proxy.core.routing import HEDGE_CEILING_S
 from proxy.core.upstream_health import FAILURES_IN_A_ROW
 from proxy.errors import Unavailable
+from proxy.services.rpc.probe import Probe
+from proxy.services.rpc.probing import result_of
 from proxy.wire.upstream import MAX_REPLY_BYTES
 from tests.faults import Mode
 from tests.http_client import Reply
@@ -527,3 +529,17 @@ async def test_number_for_us_that_is_none_is_a_fault_of_the_upstream(reply: Any)
         calls = harness.worker.app.internal_calls
         with pytest.raises(Unavailable, match="ethereum/mainnet does not answer eth_getBalance with a number"):
             await calls.quantity(harness.route.network, "eth_getBalance", "0x" + 40 * "1", "latest")
+
+
+@on_uvloop
+async def test_cancelled_look_at_an_upstream_that_hangs_holds_no_connection() -> None:
+    """One look uses a free connection of calls, the next one that of looks, and both are cancelled."""
+    async with rpc_harness(1) as harness:
+        (scripted,), (upstream,) = harness.upstreams, harness.route.upstreams
+        scripted.held.add("eth_getBalance")
+        for number in range(3):
+            async with asyncio.TaskGroup() as group:
+                look = group.create_task(result_of(Probe(upstream, "eth_getBalance", b'["%d"]' % number), 60.0))
+                await until(lambda: scripted.count("eth_getBalance") > number, every_s=0.001)  # noqa: B023
+                look.cancel()
+            assert await result_of(Probe(upstream, "eth_chainId"), AT_ONCE_S) is not None

@@ -122,6 +122,13 @@ MUTANTS = {
             showed="another process had learned of a block, and this one did not know which upstream had it",
         ),
         Mutant(
+            "cancelled-probe-kept",
+            f"{_RPC}.probing",
+            "    finally:\n",
+            "    if True:\n",
+            showed="a look at an upstream was cancelled, and its call to that upstream held the connection of all later ones",
+        ),
+        Mutant(
             "sent-behind-hung-call",
             f"{_WIRE}.http_upstream",
             "if connection is not None and _is_held_up(connection):",

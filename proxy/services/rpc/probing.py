@@ -23,7 +23,11 @@ async def result_of(probe: Probe, within_s: float = REPLY_S, *, beside: bool = F
         async with asyncio.timeout(within_s):
             await done.wait()
     except TimeoutError:
-        probe.give_up()
+        pass
+    finally:
+        # A probe that nobody awaits any more, because its task was cancelled, would hold its connection for ever.
+        if not done.is_set():
+            probe.give_up()
     return probe.result
 
 
