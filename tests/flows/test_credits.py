@@ -18,7 +18,7 @@ from tests.web.worker import on_uvloop
 
 ADDRESS = "0x" + "22" * 20
 # For a long form of the test, set more.
-CALLS = int(os.environ.get("PENSTOCK_METERED_CALLS", "2080"))
+CALLS = int(os.environ.pop("PENSTOCK_METERED_CALLS", "2080"))
 
 
 class MeteredHarness:
