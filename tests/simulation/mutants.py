@@ -122,6 +122,13 @@ MUTANTS = {
             showed="another process had learned of a block, and this one did not know which upstream had it",
         ),
         Mutant(
+            "silent-source-asked-first",
+            "proxy.services.feed.blocks",
+            " and _takes_calls(source)",
+            "",
+            showed="logs came late: the upstream that announced blocks on one socket was asked first on another, dead one",
+        ),
+        Mutant(
             "cancelled-probe-kept",
             f"{_RPC}.probing",
             "    finally:\n",
