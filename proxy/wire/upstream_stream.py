@@ -18,8 +18,6 @@ from proxy.core import jsonrpc
 from proxy.core.credits import EVENT, CreditMeter
 from proxy.wire.websocket_client import NOT_CONNECTED, WebSocketClient, WebSocketLink
 
-# A silent connection is pinged after this time, and is lost if no pong arrives within half of it.
-HEARTBEAT_S = 10.0
 # How long an upstream may take to confirm a subscription.
 REPLY_S = 5.0
 
@@ -75,9 +73,7 @@ class UpstreamStream:
         self._echoes_ids = echoes_ids
         # See `Upstream.private_words`.
         self.private_words = private_words
-        self._client = WebSocketClient(
-            link, label, self._receive, self._lost, heartbeat_s=HEARTBEAT_S, checks_text=False
-        )
+        self._client = WebSocketClient(link, label, self._receive, self._lost, checks_text=False)
         self._on_lost = on_lost
         self._ids = itertools.count(1)
         self._pending: dict[bytes, tuple[asyncio.Future[bytes], OnNotification | None]] = {}

@@ -20,7 +20,7 @@ from proxy.wire.no_redirects import no_redirects
 from proxy.wire.upstream import MAX_REPLY_BYTES
 
 # A silent connection is pinged after this time, and is lost if no pong arrives within half of it.
-HEARTBEAT_S = 20.0
+HEARTBEAT_S = 10.0
 NOT_CONNECTED = (aiohttp.ClientError, OSError, TimeoutError)
 
 
@@ -46,12 +46,12 @@ class WebSocketLink:
         return _session(aiohttp.TCPConnector(ssl=context))
 
     async def open(
-        self, session: aiohttp.ClientSession, *, heartbeat_s: float, decode_text: bool = True
+        self, session: aiohttp.ClientSession, *, decode_text: bool = True
     ) -> aiohttp.ClientWebSocketResponse[Any]:
         return await session.ws_connect(
             self._url,
             headers=headers_of(self._link),
-            heartbeat=heartbeat_s,
+            heartbeat=HEARTBEAT_S,
             max_msg_size=MAX_REPLY_BYTES,
             compress=0,
             decode_text=decode_text,
@@ -93,7 +93,6 @@ class WebSocketClient:
         on_message: Callable[[bytes], None],
         on_lost: OnLost,
         *,
-        heartbeat_s: float = HEARTBEAT_S,
         checks_text: bool = True,
     ) -> None:
         """`checks_text`: whether a message that is not valid UTF-8 ends the connection."""
@@ -101,7 +100,6 @@ class WebSocketClient:
         self._label = label
         self._on_message = on_message
         self._on_lost = on_lost
-        self._heartbeat_s = heartbeat_s
         self._checks_text = checks_text
         # Messages that were not sent yet, each with the id of its call.
         self._queue: deque[tuple[bytes, bytes]] = deque()
@@ -186,9 +184,7 @@ class WebSocketClient:
         if self._session is None:
             self._session = self._link.session()
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            self._socket = await self._link.open(
-                self._session, heartbeat_s=self._heartbeat_s, decode_text=self._checks_text
-            )
+            self._socket = await self._link.open(self._session, decode_text=self._checks_text)
         return self._socket
 
     async def _send_queue(self, socket: aiohttp.ClientWebSocketResponse[bool]) -> None:

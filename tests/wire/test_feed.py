@@ -261,5 +261,5 @@ async def test_redirect_of_a_handshake_is_not_followed() -> None:
         opened = link(f"ws://127.0.0.1:{server.port}/v2", {"X-Key": "secret"})
         async with opened.session() as session:
             with pytest.raises(Redirected):
-                await opened.open(session, heartbeat_s=1.0)
+                await opened.open(session)
     assert seen == ["/v2"]
