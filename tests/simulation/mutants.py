@@ -159,9 +159,9 @@ MUTANTS = {
         Mutant(
             "repeated-at-each-look",
             f"{_RPC}.dispatcher",
-            "if flight.tries >= flight.most_tries + len(state.upstreams):",
-            "if False:",
-            showed="a call that hung was sent 373 times to an upstream that was back and failed at once",
+            " and health.back_at > flight.last_sent(upstream)",
+            "",
+            showed="a call that hung was sent again and again to an upstream that was back and failed at once",
         ),
         Mutant(
             "retried-below-new-head",

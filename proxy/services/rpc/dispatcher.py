@@ -802,7 +802,7 @@ def is_late(state: NetworkState, flight: Flight, now: float) -> bool:
 
 def upstream_that_is_back(state: NetworkState, flight: Flight, now: float) -> Upstream | None:
     """An upstream that was silent after the call was sent and is back: it may have lost the call. One that is back and
-    fails at once looks the same afterwards, so tries are counted."""
+    fails at once is not asked again, and tries are counted."""
     directives = flight.call.directives
     if flight.tries >= flight.most_tries + len(state.upstreams):
         return None
@@ -816,7 +816,7 @@ def upstream_that_is_back(state: NetworkState, flight: Flight, now: float) -> Up
         health = upstream.health
         name = flight.policy.method.name
         takes_calls = health.takes_calls(now) and health.affords(name) and health.admits(name, now)
-        is_back = health.back_at > sent_at and takes_calls
+        is_back = takes_calls and health.back_at > sent_at and health.back_at > flight.last_sent(upstream)
         is_left_out = left_out >> health.index & 1
         if is_back and not is_left_out and (may_change or flight.is_carried_by(upstream)):
             return upstream

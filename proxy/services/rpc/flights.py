@@ -361,6 +361,14 @@ class Flight:
             found.append((self.second.label, self.second_at - self.began, now - self.second_at, "under way"))
         return found
 
+    def last_sent(self, upstream: Upstream) -> float:
+        """When the last attempt with this upstream that has ended began; 0 if there was none."""
+        found = 0.0
+        for label, after_s, _, _ in self.attempt_log or ():
+            if label == upstream.label:
+                found = max(found, self.began + after_s)
+        return found
+
     def note_failure(self, upstream: Upstream, reason: str) -> None:
         """For the trace of the call, if there is one: an attempt that is about to end has failed."""
         if self.call.directives is not None and self.call.directives.trace is not None:
