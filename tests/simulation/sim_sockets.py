@@ -68,6 +68,11 @@ class Subscriber(SimClient):
             if self._terms.may_leave and rng.random() < 0.01 and loop.time() < self._terms.until_s:
                 socket.abort()
                 return
+            for ended in socket.take_ended():
+                if isinstance(ended, HeadEvents):
+                    await socket.subscribe_heads(ended)
+                else:
+                    await socket.subscribe_logs(ended)
             await asyncio.wait([reading], timeout=rng.expovariate(1 / 0.15))
 
     def _leave_open(self, socket: _Socket) -> None:
@@ -111,6 +116,11 @@ class Subscriber(SimClient):
     def event_arrived(self) -> None:
         self._account.events += 1
 
+    def subscription_ended(self) -> None:
+        """The service may give up a subscription while upstreams fail, and says so."""
+        if self._oracle.is_healed:
+            self.violate("events", "a subscription was ended, and no upstream fails")
+
     def violate(self, rule: str, text: str) -> None:
         self._oracle.violate(rule, f"{self.name} of {self._account.name}: {text}")
 
@@ -130,6 +140,8 @@ class _Socket:
         self._client, self._connection = client, connection
         self.waiting: dict[Any, Call] = {}
         self._events: dict[str, HeadEvents | LogEvents] = {}
+        # Subscriptions that the service has ended, and that begin again.
+        self._ended: list[HeadEvents | LogEvents] = []
         self._on_result: dict[Any, Any] = {}
         self.is_lost = False
 
@@ -140,6 +152,10 @@ class _Socket:
 
     def abort(self) -> None:
         self._connection.abort()
+
+    def take_ended(self) -> list[HeadEvents | LogEvents]:
+        ended, self._ended = self._ended, []
+        return ended
 
     async def subscribe_heads(self, known: HeadEvents | None) -> None:
         """From where an earlier connection ended, or from now on."""
@@ -180,6 +196,11 @@ class _Socket:
             else:
                 found.on_event(params["result"])
                 self._client.event_arrived()
+            return
+        data = message.get("error", {}).get("data") or {}
+        if message.get("id") is None and data.get("ended") and data["subscription"] in self._events:
+            self._ended.append(self._events.pop(data["subscription"]))
+            self._client.subscription_ended()
             return
         call = self.waiting.pop(message.get("id"), None)
         if call is None:
