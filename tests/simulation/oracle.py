@@ -630,7 +630,8 @@ class Oracle:
         at least half of the upstreams have not followed yet. Those with the block get no calls then (`branch`)."""
         members = [each for each in self.upstreams if each.tree is tree]
         now_s = self._history.now_s
-        for before_s in (0.0, 0.5, 1.0, 1.5, FORK_NOTICED_S):
+        for tenths in range(round(10 * FORK_NOTICED_S) + 1):
+            before_s = tenths / 10
             tip = tree.tip_at(now_s - before_s)
             heads = [each.head_before(before_s) for each in members]
             on_branch = [head for head in heads if head.is_on(tip)]
