@@ -68,7 +68,7 @@ async def load(browser: Browser, url: str, size: Any, *, shown: str, **options: 
 
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-@pytest.mark.parametrize("view", ["overview", "operator/overview", "requests", "keys"])
+@pytest.mark.parametrize("view", ["overview", "operator/overview", "operator/upstreams", "requests", "keys"])
 async def test_view_of_the_dashboard_waits_for_no_file_and_stays_in_place(
     browser: Browser, site: Site, signed_in: StorageState, view: str, size: Any
 ) -> None:

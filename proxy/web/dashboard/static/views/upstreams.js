@@ -42,7 +42,7 @@ function networkCard({ network, tip, upstreams }, load) {
     { name: "Error rate", kind: "num", show: (each) => el("div", null, format.percent(each.error_rate), each.error_rate > 0 && bar(each.error_rate, "bad")) },
     { name: "p50", kind: "num", show: (each) => format.millis(each.p50_ms) },
     { name: "p99", kind: "num", show: (each) => format.millis(each.p99_ms) },
-    { name: "Replies", kind: "num", show: (each) => el("div", null, format.number(each.answered), el("span.below", null, `${format.number(each.in_flight)} in flight`)) },
+    { name: "Replies", kind: "num", show: (each) => el("div", null, format.number(each.answered), each.in_flight > 0 && el("span.below", null, `${each.in_flight} in flight`)) },
     { name: "Actions", kind: "row-actions", show: (each) => actionOf(each, { network, isLast: isLastOf(each, upstreams), load }) },
   ], upstreams.map((each) => ({ data: each, attributes: { "data-id": each.id } }))));
 }
