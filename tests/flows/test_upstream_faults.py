@@ -15,6 +15,7 @@ from proxy.core.batch_sizes import SMALLER_S
 from proxy.core.routing import HEDGE_CEILING_S
 from proxy.core.upstream_health import FAILURES_IN_A_ROW
 from proxy.errors import Unavailable
+from proxy.services.feed.blocks import BlockSource
 from proxy.services.rpc.probe import Probe
 from proxy.services.rpc.probing import result_of
 from proxy.wire.upstream import MAX_REPLY_BYTES
@@ -543,3 +544,16 @@ async def test_cancelled_look_at_an_upstream_that_hangs_holds_no_connection() ->
                 await until(lambda: scripted.count("eth_getBalance") > number, every_s=0.001)  # noqa: B023
                 look.cancel()
             assert await result_of(Probe(upstream, "eth_chainId"), AT_ONCE_S) is not None
+
+
+@on_uvloop
+async def test_upstream_that_announced_a_block_and_is_silent_is_not_waited_for() -> None:
+    async with rpc_harness(2) as harness:
+        source = harness.route.upstreams[0]
+        harness.upstreams[0].held.add("eth_getBlockByNumber")
+        for _ in range(FAILURES_IN_A_ROW):
+            source.health.failed(time.monotonic(), by_call=True)
+        source.health.head_poll_failed(time.monotonic())
+        async with asyncio.timeout(AT_ONCE_S):
+            block = await BlockSource(harness.route).by_number(harness.chain.head - 5, source)
+        assert block.number == harness.chain.head - 5

@@ -124,7 +124,7 @@ MUTANTS = {
         Mutant(
             "silent-source-asked-first",
             "proxy.services.feed.blocks",
-            " and _takes_calls(source)",
+            " and not source.health.silent",
             "",
             showed="logs came late: the upstream that announced blocks on one socket was asked first on another, dead one",
         ),

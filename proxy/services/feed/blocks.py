@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -222,8 +221,8 @@ class BlockSource:
         self, method: str, params: bytes, source: Upstream | None, *, least_head: int = 0, doubt_empty: bool = False
     ) -> bytes | None:
         """Call the source, since the upstream that announced a block has it, then any upstream that the route chooses. A source
-        that takes no calls is not waited for: it may have announced the block on another connection than that of calls."""
-        if source is not None and source.health.may_serve(method) and _takes_calls(source):
+        whose polls fail is not waited for: it may have announced the block on another connection than that of calls."""
+        if source is not None and source.health.may_serve(method) and not source.health.silent:
             result = await result_of(Probe(source, method, params))
             if result is not None and result != jsonrpc.NULL:
                 return result
@@ -235,10 +234,6 @@ class BlockSource:
     def _cache(self, block: ChainBlock) -> ChainBlock:
         self._cached[block.hash] = block
         return block
-
-
-def _takes_calls(source: Upstream) -> bool:
-    return source.health.takes_calls(time.monotonic()) and not source.health.silent
 
 
 def read_block(result: bytes | None) -> ChainBlock | None:
