@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from prometheus_client import REGISTRY
 
 from proxy.__main__ import main
 from proxy.core.trials import Trial
@@ -67,6 +68,25 @@ async def test_candidate_gets_reads_and_is_never_chosen() -> None:
         await harness.call("eth_sendRawTransaction", ["0x01"])
         await harness.result("eth_blockNumber")
         assert harness.upstreams[1].counts == {"eth_getBalance": 20}
+
+
+@on_uvloop
+async def test_each_read_is_counted_once_in_the_metrics() -> None:
+    """Metrics are brought up to date with each report."""
+
+    def counted() -> float:
+        labels = {"upstream": "ethereum/mainnet#new", "outcome": "same"}
+        return REGISTRY.get_sample_value("penstock_shadow_reads_total", labels) or 0.0
+
+    before = counted()
+    async with shadowed() as (harness, trial):
+        (shadow,) = harness.route.shadows
+        for number in (900, 901, 902):
+            await harness.result("eth_getBalance", [CLIENT, hex(number)])
+            await outcomes(trial, number - 899)
+            shadow.report()
+        shadow.report()
+    assert counted() - before == 3
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])

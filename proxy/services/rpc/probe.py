@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import msgspec
-
 from proxy.core import jsonrpc, upstream_errors
 from proxy.core.upstream_errors import ErrorRule
 from proxy.services.rpc.dispatcher import failure_in
@@ -17,7 +15,7 @@ from proxy.wire.http1 import ReplyHeaders
 from proxy.wire.upstream import STALE, Piece, Upstream, UpstreamConnection
 
 _read_reply: Final = jsonrpc.read_numbered_reply
-_NOT_JSON: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+_NOT_JSON: Final = jsonrpc.NOT_JSON
 
 
 class Probe:
@@ -86,12 +84,12 @@ class Probe:
         self.on_late(connection.upstream, headers, body)
         self.is_limited = headers.wants_rest
         self.status = headers.status
+        if self._is_batch:
+            self._settle(body if body.lstrip().startswith(b"[") else None)
+            return
         if headers.status == 200 and headers.plain and (result := self._plain_result(body)):
             self.is_answered = True
             self._settle(result)
-            return
-        if self._is_batch:
-            self._settle(body if body.lstrip().startswith(b"[") else None)
             return
         try:
             reply = jsonrpc.read_reply(body, self._id)
@@ -108,7 +106,7 @@ class Probe:
 
     def _plain_result(self, body: bytes) -> bytes:
         """The result of a usual reply, which is read as on the short path; empty for any other reply."""
-        if self._is_batch or not body.isascii() or len(body) > jsonrpc.READ_WHOLE:
+        if not body.isascii() or len(body) > jsonrpc.READ_WHOLE:
             return b""
         try:
             reply = _read_reply(body)
