@@ -121,8 +121,8 @@ class LookupCall:
         return self.method, _filled(self.params, values)
 
     def values_in(self, result: bytes) -> Values:
-        found = {name: value_at(result, path) for name, path in self.read.items()}
-        return {name: value for name, value in found.items() if value not in (ABSENT, b"null")}
+        values = {name: value_at(result, path) for name, path in self.read.items()}
+        return {name: value for name, value in values.items() if value not in (ABSENT, b"null")}
 
     def lacked_in(self, result: bytes) -> tuple[str, ...]:
         """The methods that the upstream does not serve."""

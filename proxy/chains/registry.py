@@ -158,8 +158,8 @@ class Registry:
 
     def find_word(self, word: str, *, live: bool) -> Network | None:
         """The network of a path that names a chain only: outright, or the one that the key's class means."""
-        if found := self._by_word.get(word):
-            return found
+        if network := self._by_word.get(word):
+            return network
         if (chain := self._chain_of.get(word)) is None:
             return None
         for name, facts in chain.networks.items():
@@ -206,5 +206,5 @@ def nearest_network(name: str, names: Sequence[str]) -> str:
     if not near or not slash:
         return near[0] if near else ""
     of_chain = [each.partition("/")[2] for each in names if each.startswith(f"{near[0]}/")]
-    found = get_close_matches(network, of_chain, n=1)
-    return f"{near[0]}/{found[0]}" if found else ""
+    matches = get_close_matches(network, of_chain, n=1)
+    return f"{near[0]}/{matches[0]}" if matches else ""

@@ -170,11 +170,11 @@ class _Rules:
 
     def _in_object(self, value: bytes) -> BlockRef:
         for kind, member in self.names.members.items():
-            if (found := value_at(value, member)) not in (ABSENT, b"null"):
-                number = number_of(found, self.names.numbers) if kind == "number" else None
+            if (given := value_at(value, member)) not in (ABSENT, b"null"):
+                number = number_of(given, self.names.numbers) if kind == "number" else None
                 if number is not None:
                     return BlockRef("number", number)
-                return BlockRef("hash", block_hash=text_of(found).lower())
+                return BlockRef("hash", block_hash=text_of(given).lower())
         return BlockRef("tag", tag=self.names.latest)
 
     def lifetime(self, method: Method, params: bytes, result: bytes, ref: BlockRef, head: int, final: int) -> Lifetime:

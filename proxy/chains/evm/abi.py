@@ -85,8 +85,8 @@ def text(data: bytes | None) -> str | None:
     """A string; or, as in the first tokens, text in one word padded with zeros. Bytes that are not UTF-8 are marked."""
     if data is None:
         return None
-    found = data.rstrip(b"\0") if len(data) == WORD else dynamic(data)
-    return None if found is None else found.decode("utf-8", "replace")
+    raw = data.rstrip(b"\0") if len(data) == WORD else dynamic(data)
+    return None if raw is None else raw.decode("utf-8", "replace")
 
 
 # Multicall3: aggregate3((address target, bool allowFailure, bytes callData)[]) returns ((bool success, bytes returnData)[])
@@ -135,7 +135,7 @@ def aggregated(data: bytes | None, count: int) -> list[bytes | None] | None:
     start = 2 * WORD
     if data is None or uint(data) != WORD or uint(data, 1) != count or len(data) < start + count * WORD:
         return None
-    found: list[bytes | None] = []
+    results: list[bytes | None] = []
     whole = left = len(data)  # results do not overlap, so no more bytes than these are copied
     for offset in struct.unpack_from(f">{_SHORT * count}", data, start):
         end = start + offset + 3 * WORD
@@ -146,7 +146,7 @@ def aggregated(data: bytes | None, count: int) -> list[bytes | None] | None:
         if left < 0 or end + size > whole:
             return None
         if is_good:
-            found.append(data[end : end + size])
+            results.append(data[end : end + size])
         else:
-            found.append(REVERTED if size else SILENT)
-    return found
+            results.append(REVERTED if size else SILENT)
+    return results

@@ -84,25 +84,25 @@ def internal_transfers(calls: Iterable[InternalTransfer], block: int) -> list[Tr
     """The same of the calls inside a block's transactions."""
     counts: dict[str, int] = {}
     places: dict[str, int] = {}
-    found = []
+    transfers = []
     for each in calls:
         index = places.setdefault(each.transaction, len(places))
         item = counts[each.transaction] = counts.get(each.transaction, -1) + 1
-        found.append(
+        transfers.append(
             Transfer(INTERNAL, b"", each.sender, each.recipient, each.value, 0, each.transaction, index, item, block)
         )
-    return found
+    return transfers
 
 
-def _tx(found: _Transaction) -> MatchTransaction:
+def _tx(transaction: _Transaction) -> MatchTransaction:
     return MatchTransaction(
-        found.hash,
-        int(found.index or "0x0", 16),
-        _fromhex(found.sender[2:]),
-        _fromhex(found.to[2:]) if found.to else None,
-        _uint256(found.value),
-        int(found.nonce, 16),
-        _fromhex(found.input[2:10]) if len(found.input) >= 10 else b"",
+        transaction.hash,
+        int(transaction.index or "0x0", 16),
+        _fromhex(transaction.sender[2:]),
+        _fromhex(transaction.to[2:]) if transaction.to else None,
+        _uint256(transaction.value),
+        int(transaction.nonce, 16),
+        _fromhex(transaction.input[2:10]) if len(transaction.input) >= 10 else b"",
     )
 
 
@@ -139,17 +139,17 @@ read_traced_transaction = msgspec.json.Decoder(TracedTransaction).decode
 
 def calls_of_tree(transaction: str, tree: TracedCall) -> list[InternalTransfer]:
     """From `callTracer`'s result for a transaction, in the order of the calls."""
-    found: list[InternalTransfer] = []
+    calls: list[InternalTransfer] = []
     open_: list[tuple[TracedCall, tuple[int, ...]]] = [(tree, ())]
     while open_:
         node, path = open_.pop()
         if node.error:
             continue  # Reverted, together with all calls below it.
         if path and (call := _call(transaction, path, node)):
-            found.append(call)
+            calls.append(call)
         if node.calls:
             open_ += [(child, (*path, index)) for index, child in enumerate(node.calls)][::-1]
-    return found
+    return calls
 
 
 def _call(transaction: str, path: tuple[int, ...], node: TracedCall) -> InternalTransfer | None:
@@ -167,7 +167,7 @@ def calls_of_list(traces: list[Mapping[str, Any]]) -> list[InternalTransfer]:
         for trace in traces
         if trace.get("error") and trace.get("transactionHash")
     }
-    found = []
+    calls = []
     for trace in traces:
         transaction, path = trace.get("transactionHash"), tuple(trace["traceAddress"])
         if not transaction or not path:
@@ -175,8 +175,8 @@ def calls_of_list(traces: list[Mapping[str, Any]]) -> list[InternalTransfer]:
         if any((transaction, path[:length]) in undone for length in range(len(path) + 1)):
             continue
         if call := _traced(transaction, path, trace):
-            found.append(call)
-    return found
+            calls.append(call)
+    return calls
 
 
 def _traced(transaction: str, path: tuple[int, ...], trace: Mapping[str, Any]) -> InternalTransfer | None:

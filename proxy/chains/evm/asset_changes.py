@@ -115,7 +115,7 @@ def transaction_of(given: Any, name: str) -> dict[str, str]:
     """The transaction object of a JSON-RPC call with the members that are simulated. Raises ValueError, with the member."""
     if not isinstance(given, Mapping):
         raise ValueError(f"{name}: must be a transaction object")
-    found: dict[str, str] = {}
+    transaction: dict[str, str] = {}
     for member, value in given.items():
         if value is None or member in _IGNORED:
             continue
@@ -124,10 +124,10 @@ def transaction_of(given: Any, name: str) -> dict[str, str]:
             raise ValueError(f"{name}.{member[:64]}: is not a member; use {', '.join(sorted(_MEMBERS))}")
         if not isinstance(value, str) or not _FORMS[form].fullmatch(value):
             raise ValueError(f"{name}.{member}: must be {form}")
-        found[member] = value
-    if "input" in found and found.setdefault("data", found["input"]) != found.pop("input"):
+        transaction[member] = value
+    if "input" in transaction and transaction.setdefault("data", transaction["input"]) != transaction.pop("input"):
         raise ValueError(f"{name}.data: must equal input if both are given")
-    return found
+    return transaction
 
 
 def block_of(given: Any, name: str) -> str:
@@ -180,19 +180,19 @@ def read_result(result: bytes, count: int) -> tuple[int, list[CallResult]]:
     return int(block.number, 16) - 1, block.calls
 
 
-def transaction_result(found: CallResult) -> SimulatedTransaction:
+def transaction_result(call: CallResult) -> SimulatedTransaction:
     """Raises ValueError for a result that is not one, and TooManyChanges for one with too many logs."""
-    if len(found.logs) > MOST_LOGS:
+    if len(call.logs) > MOST_LOGS:
         raise TooManyChanges(f"a transaction emits more than {MOST_LOGS} logs")
-    logs = [_read_log(each) for each in found.logs]
+    logs = [_read_log(each) for each in call.logs]
     transfers, _ = facts.transfers_of(logs)
     if len(transfers) > MOST_LOGS:
         raise TooManyChanges(f"a transaction makes more than {MOST_LOGS} transfers")
     shown = "0x" + COINS.hex()
     return SimulatedTransaction(
-        int(found.gas_used, 16),
-        found.return_data,
-        _error_of(found),
+        int(call.gas_used, 16),
+        call.return_data,
+        _error_of(call),
         [log for log in logs if log.address.lower() != shown],
         [_as_coins(each) if each.contract == COINS else each for each in transfers],
         approvals_of(logs),
@@ -203,27 +203,27 @@ def _as_coins(moved: Transfer) -> Transfer:
     return msgspec.structs.replace(moved, standard=NATIVE, contract=b"")
 
 
-def _error_of(found: CallResult) -> ExecutionError | None:
-    if found.status == _SUCCESS:
+def _error_of(call: CallResult) -> ExecutionError | None:
+    if call.status == _SUCCESS:
         return None
-    failure = found.error or _Failure()
+    failure = call.error or _Failure()
     # Some nodes return the data of a revert as the data that the call returned.
-    data = abi.unhex(failure.data) or abi.unhex(found.return_data) or b""
+    data = abi.unhex(failure.data) or abi.unhex(call.return_data) or b""
     message = display_text.cleaned(failure.message, _REASON_CHARACTERS) or "execution reverted"
     return ExecutionError(message, display_text.cleaned(reason_of(data), _REASON_CHARACTERS) or "", data)
 
 
 def approvals_of(logs: Iterable[ChainLog]) -> list[TokenApproval]:
     """The approvals among the logs, in their order."""
-    found = []
+    approvals = []
     for log in logs:
         try:
             approval = _approval(log)
         except ValueError:
             continue
         if approval is not None:
-            found.append(approval)
-    return found
+            approvals.append(approval)
+    return approvals
 
 
 def _approval(log: ChainLog) -> TokenApproval | None:

@@ -71,11 +71,11 @@ def raw(text: str | None) -> bytes:
     """The bytes of a text in hex. A form that other programs may read differently raises ValueError."""
     if text is None:
         return b""
-    found = bytes.fromhex(text[2:])
+    decoded = bytes.fromhex(text[2:])
     # `fromhex` skips spaces.
-    if text[:2] != "0x" or len(text) != 2 + 2 * len(found):
+    if text[:2] != "0x" or len(text) != 2 + 2 * len(decoded):
         raise ValueError(text[:10])
-    return found
+    return decoded
 
 
 def number(text: str) -> int:
@@ -106,10 +106,10 @@ def _minimal(value: int) -> bytes:
 
 def _recipient(value: str | None) -> bytes:
     """An address, or nothing if a contract is created."""
-    found = raw(value)
-    if value is not None and len(found) != ADDRESS_BYTES:
+    address = raw(value)
+    if value is not None and len(address) != ADDRESS_BYTES:
         raise ValueError(value[:10])
-    return found
+    return address
 
 
 def _access_list(value: Any) -> list[Any]:
@@ -138,10 +138,10 @@ def _kept(source: RpcObject, names: Iterable[str]) -> dict[str, Any]:
 
 def only_proven(block: RpcObject, transactions: Sequence[Any]) -> dict[str, Any]:
     """The members of a block that its header covers, with these transactions, which were checked."""
-    found = {**_kept(block, map(_name, _header_of(block))), "hash": block["hash"], "transactions": list(transactions)}
+    members = {**_kept(block, map(_name, _header_of(block))), "hash": block["hash"], "transactions": list(transactions)}
     if block["sha3Uncles"].lower() == _EMPTY_LIST:
-        found["uncles"] = []
-    return found
+        members["uncles"] = []
+    return members
 
 
 def only_proven_transaction(transaction: RpcObject) -> dict[str, Any]:
@@ -176,10 +176,10 @@ def _header_of(block: RpcObject) -> list[str]:
 
 def check_header(block: RpcObject) -> bytes:
     """Check that the fields of the header hash to the block's hash; return it."""
-    found = keccak(rlp.encode([_field(block, name) for name in _header_of(block)]))
-    if found != raw(block.get("hash")):
+    digest = keccak(rlp.encode([_field(block, name) for name in _header_of(block)]))
+    if digest != raw(block.get("hash")):
         raise NotProven("the header does not hash to the block's hash")
-    return found
+    return digest
 
 
 # Transactions
@@ -187,19 +187,19 @@ def check_header(block: RpcObject) -> bytes:
 
 def check_transactions(block: RpcObject) -> list[RpcObject]:
     """Check the full transactions of a block against the root in its header; return them."""
-    found: list[RpcObject] = list(block.get("transactions") or ())
-    if any(not isinstance(each, Mapping) for each in found):
+    transactions: list[RpcObject] = list(block.get("transactions") or ())
+    if any(not isinstance(each, Mapping) for each in transactions):
         raise NotProven("the block has no full transactions")
-    encoded = [encode_transaction(each) for each in found]
+    encoded = [encode_transaction(each) for each in transactions]
     if root_of(encoded) != raw(block["transactionsRoot"]):
         raise NotProven("the transactions do not match the header's root")
-    for index, (each, data) in enumerate(zip(found, encoded, strict=True)):
+    for index, (each, data) in enumerate(zip(transactions, encoded, strict=True)):
         _check_place(each, block, index)
         if keccak(data) != raw(each["hash"]):
             raise NotProven(f"transaction {index} does not hash to its hash")
         check_sender(each)
         _check_derived(each, block)
-    return [only_proven_transaction(each) for each in found]
+    return [only_proven_transaction(each) for each in transactions]
 
 
 def _check_derived(transaction: RpcObject, block: RpcObject) -> None:
@@ -324,7 +324,7 @@ def _deposit_of(receipt: RpcObject) -> Sequence[str]:
 
 
 def _check_place(
-    found: RpcObject, block: RpcObject, place: int, *, hash_name: str = "hash", of: RpcObject | None = None
+    entry: RpcObject, block: RpcObject, place: int, *, hash_name: str = "hash", of: RpcObject | None = None
 ) -> None:
     """Check that a transaction or a receipt names the block, the index and the hash that are true."""
     expected = {
@@ -334,7 +334,7 @@ def _check_place(
         **({hash_name: raw(of["hash"])} if of is not None else {}),
     }
     for name, value in expected.items():
-        if (raw(found[name]) if isinstance(value, bytes) else number(found[name])) != value:
+        if (raw(entry[name]) if isinstance(value, bytes) else number(entry[name])) != value:
             raise NotProven(f"{name} of transaction {place} is wrong")
 
 
@@ -344,11 +344,11 @@ def _check_parties(receipt: RpcObject, transaction: RpcObject) -> None:
             raise NotProven(f"{name} of a receipt is wrong")
     if _is_deposit(transaction):
         return
-    created, made = _recipient(receipt.get("contractAddress")), b""
+    created, derived = _recipient(receipt.get("contractAddress")), b""
     if transaction.get("to") is None:
-        made = keccak(rlp.encode([raw(transaction["from"]), _field(transaction, "#nonce")]))[12:]
+        derived = keccak(rlp.encode([raw(transaction["from"]), _field(transaction, "#nonce")]))[12:]
     # Nodes disagree on whether a failed creation has an address.
-    if created != made and not (not created and _optional(receipt.get("status")) == 0):
+    if created != derived and not (not created and _optional(receipt.get("status")) == 0):
         raise NotProven("contractAddress of a receipt is wrong")
 
 
@@ -366,10 +366,10 @@ def root_of(values: Sequence[bytes]) -> bytes:
     """The root of the trie of these values by their index."""
     if not values:
         return EMPTY_TRIE
-    found = HexaryTrie({}, prune=True)
+    trie = HexaryTrie({}, prune=True)
     for index, value in enumerate(values):
-        found[rlp.encode(index)] = value
-    return bytes(found.root_hash)
+        trie[rlp.encode(index)] = value
+    return bytes(trie.root_hash)
 
 
 # Blooms

@@ -54,16 +54,16 @@ def init_code(factory: bytes, owner: bytes, salt: int) -> bytes:
 
 def of_chain(chain: Chain, proxies: Mapping[str, bytes]) -> dict[str, Factory]:
     """The chain's factories by version, oldest first."""
-    found = {}
+    factories = {}
     for version in sorted(chain.factories):
         if version in proxies and version in chain.entry_points:
-            found[version] = Factory(
+            factories[version] = Factory(
                 version,
                 bytes.fromhex(chain.factories[version][2:]),
                 entry_point=bytes.fromhex(chain.entry_points[version][2:]),
                 proxy_code=proxies[version],
             )
-    return found
+    return factories
 
 
 def salt_of(text: str | None) -> int:

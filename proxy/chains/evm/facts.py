@@ -157,7 +157,7 @@ def bloom_mask(text: str) -> int:
 
 def transfers_of(logs: Iterable[ChainLog]) -> tuple[list[Transfer], int]:
     """The transfers among the logs, in their order, and how many logs were odd."""
-    found: list[Transfer] = []
+    transfers: list[Transfer] = []
     wrapped: set[int] = set()
     odd = 0
     for log in logs:
@@ -167,7 +167,7 @@ def transfers_of(logs: Iterable[ChainLog]) -> tuple[list[Transfer], int]:
             continue
         try:
             if topic == TRANSFER and len(topics) == 3 and len(log.data) >= 2 + _WORD:
-                found.append(
+                transfers.append(
                     Transfer(
                         FUNGIBLE,
                         _fromhex(log.address[2:]),
@@ -182,15 +182,15 @@ def transfers_of(logs: Iterable[ChainLog]) -> tuple[list[Transfer], int]:
                     )
                 )
             elif topic == TRANSFER:
-                found.append(_nft(log))
+                transfers.append(_nft(log))
             elif topic in (DEPOSIT, WITHDRAWAL):
-                found.append(_wrapped(log))
-                wrapped.add(len(found) - 1)
+                transfers.append(_wrapped(log))
+                wrapped.add(len(transfers) - 1)
             else:
-                found += _multi(log)
+                transfers += _multi(log)
         except ValueError:
             odd += 1
-    return (_without_told_twice(found, wrapped) if wrapped else found), odd
+    return (_without_told_twice(transfers, wrapped) if wrapped else transfers), odd
 
 
 def _address(topic: str) -> bytes:
@@ -226,16 +226,16 @@ def _moved(
 def _wrapped(log: ChainLog) -> Transfer:
     if len(log.topics) != 2:
         raise ValueError("a deposit of another shape")
-    made = log.topics[0] == DEPOSIT
+    is_deposit = log.topics[0] == DEPOSIT
     no_one = _PAD + ZERO.hex()
-    sender, recipient = (no_one, log.topics[1]) if made else (log.topics[1], no_one)
+    sender, recipient = (no_one, log.topics[1]) if is_deposit else (log.topics[1], no_one)
     return _moved(log, FUNGIBLE, sender, recipient, 0, _word(log.data, 0))
 
 
-def _without_told_twice(found: list[Transfer], wrapped: Set[int]) -> list[Transfer]:
+def _without_told_twice(transfers: list[Transfer], wrapped: Set[int]) -> list[Transfer]:
     """Without the deposits and withdrawals (those at the places `wrapped`) that a Transfer of their transaction reports too."""
-    seen = {_name(transfer) for index, transfer in enumerate(found) if index not in wrapped}
-    return [transfer for index, transfer in enumerate(found) if index not in wrapped or _name(transfer) not in seen]
+    seen = {_name(transfer) for index, transfer in enumerate(transfers) if index not in wrapped}
+    return [transfer for index, transfer in enumerate(transfers) if index not in wrapped or _name(transfer) not in seen]
 
 
 def _name(transfer: Transfer) -> tuple[str, bytes, bytes, bytes, int]:

@@ -24,8 +24,8 @@ def read_number(result: bytes) -> int | None:
             return int(result[1:-1], 16)
         except ValueError:
             return None
-    found = _NUMBER.search(result)
-    return int(found[1], 16) if found else None
+    match = _NUMBER.search(result)
+    return int(match[1], 16) if match else None
 
 
 def write_number(number: int) -> bytes:
@@ -35,8 +35,8 @@ def write_number(number: int) -> bytes:
 def newest_block(result: bytes) -> int | None:
     """The block of a transaction, a receipt or the last of several logs, which is the newest; or a block's own number."""
     at = result.rfind(b'"blockNumber"')
-    found = _NUMBER.search(result) if at < 0 else _BLOCK_NUMBER.match(result, at)
-    return None if found is None else int(found[1], 16)
+    match = _NUMBER.search(result) if at < 0 else _BLOCK_NUMBER.match(result, at)
+    return None if match is None else int(match[1], 16)
 
 
 HEAD = HeadReader(read_number=read_number, write_number=write_number, newest_block=newest_block)

@@ -75,12 +75,12 @@ class LogFilter(msgspec.Struct, frozen=True, weakref=True):
 
     def params(self) -> dict[str, Any]:
         """As `eth_getLogs` takes it, without the range."""
-        found: dict[str, Any] = {}
+        members: dict[str, Any] = {}
         if self.addresses:
-            found["address"] = _shown(self.addresses, ADDRESS_SIZE)
+            members["address"] = _shown(self.addresses, ADDRESS_SIZE)
         if self.topics:
-            found["topics"] = [_shown(values, TOPIC_SIZE) or None for values in self.topics]
-        return found
+            members["topics"] = [_shown(values, TOPIC_SIZE) or None for values in self.topics]
+        return members
 
     @property
     def memory(self) -> int:
@@ -118,10 +118,10 @@ def _has(values: bytes, wanted: bytes) -> bool:
     low, high = 0, len(values) // size if size else 0
     while low < high:
         middle = (low + high) // 2
-        found = values[middle * size : middle * size + size]
-        if found == wanted:
+        candidate = values[middle * size : middle * size + size]
+        if candidate == wanted:
             return True
-        if found < wanted:
+        if candidate < wanted:
             low = middle + 1
         else:
             high = middle
@@ -176,10 +176,10 @@ def _values(value: object, size: int, name: str) -> bytes:
         raise ValueError(f'member "{name}" has {len(given)} values: at most {MOST_VALUES} are allowed')
     if name != "address" and None in given:
         return b""
-    found = _read_values(given, size)
-    if found is None:
+    raw = _read_values(given, size)
+    if raw is None:
         raise ValueError(f'member "{name}" must be {size} bytes in hex, an array of such, or null')
-    return pack(each_value(found, size))
+    return pack(each_value(raw, size))
 
 
 def _read_values(given: Sequence[Any], size: int) -> bytes | None:
@@ -189,8 +189,8 @@ def _read_values(given: Sequence[Any], size: int) -> bytes | None:
     text = "".join(given)
     if not text[0 :: 2 + 2 * size].strip("0") and not text[1 :: 2 + 2 * size].strip("x"):
         # `fromhex` skips spaces, so the result may be too short.
-        found = _bytes_of("0x" + "".join([each[2:] for each in given]))
-        return found if len(found) == size * len(given) else None
+        raw = _bytes_of("0x" + "".join([each[2:] for each in given]))
+        return raw if len(raw) == size * len(given) else None
     return None
 
 
@@ -245,16 +245,16 @@ class _Node:
         return None if self.branches is None else self.branches.get(value)
 
     def grow(self, value: bytes | None) -> _Node:
-        found = self.child(value)
-        if found is None:
-            found = _Node()
+        child = self.child(value)
+        if child is None:
+            child = _Node()
             if value is None:
-                self.anything = found
+                self.anything = child
             elif self.branches is None:
-                self.branches = {value: found}
+                self.branches = {value: child}
             else:
-                self.branches[value] = found
-        return found
+                self.branches[value] = child
+        return child
 
     def cut(self, value: bytes | None) -> None:
         if value is None:
@@ -299,18 +299,18 @@ class LogFilterIndex:
 
     def match(self, logs: Sequence[FilterLog]) -> dict[LogFilter, list[int]]:
         """For each filter that matches, the places of its logs, in order."""
-        found: dict[LogFilter, list[int]] = {}
+        matches: dict[LogFilter, list[int]] = {}
         for index, log in enumerate(map(_packed, logs)):
             for node in self._passed(log):
                 for each, checked in (node.ends or {}).items():
                     if checked and not each.matches_packed(log):
                         continue
-                    places = found.get(each)
+                    places = matches.get(each)
                     if places is None:
-                        found[each] = [index]
+                        matches[each] = [index]
                     else:
                         places.append(index)
-        return found
+        return matches
 
     def _passed(self, log: PackedLog) -> Iterator[_Node]:
         """The nodes that a log passes and where filters end."""

@@ -91,12 +91,12 @@ class LogRange(msgspec.Struct, frozen=True, gc=False):
         if len(longest) < 2:
             return None
         middle = len(longest) // 2
-        found = []
+        halves = []
         for half in (longest[:middle], longest[middle:]):
             given = _joined(half)
             changed = given if name in _ADDRESSES else _joined([*positions[:at], given, *positions[at + 1 :]])
-            found.append(LogRange(self.first, self.last, _rest({**members, name: changed})))
-        return found[0], found[1]
+            halves.append(LogRange(self.first, self.last, _rest({**members, name: changed})))
+        return halves[0], halves[1]
 
     def unpaged(self) -> tuple[LogRange, int, int | None] | None:
         """This query without `after` and `count`, and these; None if they are not numbers."""
@@ -162,13 +162,13 @@ _AHEAD = 1000
 def within_head(params: bytes, head: int) -> bytes:
     """The same query, ending near the head. Some nodes visit every block that a range names, even if it does not exist:
     Hardhat would be busy for years."""
-    found = parse(params, head) if head else None
-    if found is None or found.last <= max(head, found.first) + _AHEAD:
+    query = parse(params, head) if head else None
+    if query is None or query.last <= max(head, query.first) + _AHEAD:
         return params
-    if found.first > head:
-        return found.part(found.first, found.first + _AHEAD).params()
-    comma = b"," if found.rest else b""
-    return b'[{"fromBlock":"0x%x","toBlock":"latest"%b%b}]' % (found.first, comma, found.rest)
+    if query.first > head:
+        return query.part(query.first, query.first + _AHEAD).params()
+    comma = b"," if query.rest else b""
+    return b'[{"fromBlock":"0x%x","toBlock":"latest"%b%b}]' % (query.first, comma, query.rest)
 
 
 def _bound(raw: msgspec.Raw | None, head: int) -> int | None:
@@ -189,15 +189,15 @@ def merge(results: Iterable[bytes]) -> bytes:
 
     All of them are copied once, in one call: copies of megabytes would take milliseconds of the event loop each.
     """
-    found: list[bytes | memoryview] = []
+    pieces: list[bytes | memoryview] = []
     for result in results:
         array = result.strip(_SPACE)
         if len(array) < 2 or array[:1] != b"[" or array[-1:] != b"]":
             raise ValueError("the logs of a part are no array")
         is_padded = array[1:2] in _SPACE or array[-2:-1] in _SPACE
         if logs := array[1:-1].strip(_SPACE) if is_padded else memoryview(array)[1:-1]:
-            found += (b",", logs) if found else (b"[", logs)
-    return b"".join((*found, b"]")) if found else b"[]"
+            pieces += (b",", logs) if pieces else (b"[", logs)
+    return b"".join((*pieces, b"]")) if pieces else b"[]"
 
 
 class _LogPlace(msgspec.Struct, frozen=True, gc=False):
@@ -218,10 +218,10 @@ def places(logs: bytes) -> list[tuple[Place, bytes]]:
     """The logs of a part, each with its block and index. Raises ValueError if one has none."""
     try:
         items = _items(logs)
-        found = [_place(each) for each in items]
+        parsed = [_place(each) for each in items]
     except _UNREADABLE:
         raise ValueError("the logs of a part have no places") from None
-    numbers = [(int(place.blockNumber, 16), int(place.logIndex, 16)) for place in found]
+    numbers = [(int(place.blockNumber, 16), int(place.logIndex, 16)) for place in parsed]
     return list(zip(numbers, map(bytes, items), strict=True))
 
 
@@ -249,12 +249,12 @@ def trace_places(traces: bytes) -> list[tuple[Place, bytes]]:
     a number that distinguishes equal ones of this part. Raises ValueError if one has none."""
     try:
         items = _items(traces)
-        found = [_trace_place(_trace(each)) for each in items]
+        parsed = [_trace_place(_trace(each)) for each in items]
     except _UNREADABLE:
         raise ValueError("the traces of a part have no places") from None
     seen: Counter[tuple[int, int, tuple[int, ...], str]] = Counter()
     numbered: list[tuple[Place, bytes]] = []
-    for place, item in zip(found, items, strict=True):
+    for place, item in zip(parsed, items, strict=True):
         numbered.append(((*place, seen[place]), bytes(item)))
         seen[place] += 1
     return numbered
@@ -316,10 +316,10 @@ _READ_CHARACTERS = 1000
 def suggested(message: str) -> tuple[int, int] | None:
     """The range that the upstream says would work."""
     text = message[:_READ_CHARACTERS]
-    if found := _SUGGESTED_HEX.search(text):
-        first, last = int(found[1], 16), int(found[2], 16)
-    elif found := _SUGGESTED_DECIMAL.search(text):
-        first, last = int(found[1]), int(found[2])
+    if match := _SUGGESTED_HEX.search(text):
+        first, last = int(match[1], 16), int(match[2], 16)
+    elif match := _SUGGESTED_DECIMAL.search(text):
+        first, last = int(match[1]), int(match[2])
     else:
         return None
     return (first, last) if first <= last else None
@@ -331,8 +331,8 @@ def allowed_blocks(message: str) -> int | None:
         return pair[1] - pair[0] + 1
     text = _RESULTS.sub("", message[:_READ_CHARACTERS])
     for pattern in _ALLOWED:
-        if found := pattern.search(text):
-            return int(found[1].replace(",", "")) * (1000 if found[2] else 1) or None
+        if match := pattern.search(text):
+            return int(match[1].replace(",", "")) * (1000 if match[2] else 1) or None
     return None
 
 

@@ -79,35 +79,37 @@ class MatchBlock:
 
 def matched(tables: WatchTables, block: MatchBlock) -> list[Match]:
     """Everything in a block that is watched, except calls inside transactions."""
-    found: list[Match] = [Match(each, None) for each in tables.blocks.values()]
+    matches: list[Match] = [Match(each, None) for each in tables.blocks.values()]
     near = _near(tables.address_bits, block.transfers)
     if tables.activity:
-        found += _activity_of_transactions(tables.activity, _near_transactions(tables.address_bits, block.transactions))
-        found += _activity_of_transfers(tables.activity, near)
+        matches += _activity_of_transactions(
+            tables.activity, _near_transactions(tables.address_bits, block.transactions)
+        )
+        matches += _activity_of_transfers(tables.activity, near)
     if tables.mined:
         get = tables.mined.get
-        found += [Match(each, tx) for tx in block.transactions for each in each_of(get(tx.hash))]
+        matches += [Match(each, tx) for tx in block.transactions for each in each_of(get(tx.hash))]
     if tables.token_side or tables.token_sender or tables.token_recipient:
-        found += _tokens_by_side(tables, near)
+        matches += _tokens_by_side(tables, near)
     if tables.token_contract or tables.tokens:
-        found += _tokens_by_contract(tables, block.transfers)
+        matches += _tokens_by_contract(tables, block.transfers)
     if tables.nft_side:
-        found += _nfts_by_side(tables, near)
+        matches += _nfts_by_side(tables, near)
     if tables.nft_contract or tables.nft_token or tables.nfts:
-        found += _nfts_by_contract(tables, block.transfers)
-    found = _narrowed(found, block)
+        matches += _nfts_by_contract(tables, block.transfers)
+    matches = _narrowed(matches, block)
     if tables.logs_of:
-        found += _logs(tables, block)
-    return found
+        matches += _logs(tables, block)
+    return matches
 
 
-def _narrowed(found: list[Match], block: MatchBlock) -> list[Match]:
+def _narrowed(matches: list[Match], block: MatchBlock) -> list[Match]:
     """Drops events whose log does not match the filter's topics, and transfers in transactions that call another function."""
-    if not any(each.watcher.is_narrow for each in found):
-        return found
+    if not any(each.watcher.is_narrow for each in matches):
+        return matches
     selectors = {tx.hash: tx.selector for tx in block.transactions}
     logs = {int(log.log_index, 16): log for log in block.logs}
-    return [each for each in found if not each.watcher.is_narrow or _fits(each, selectors, logs)]
+    return [each for each in matches if not each.watcher.is_narrow or _fits(each, selectors, logs)]
 
 
 def _fits(match: Match, selectors: Mapping[str, bytes], logs: Mapping[int, MatchLog]) -> bool:
@@ -151,13 +153,13 @@ def matched_pending(tables: WatchTables, transactions: Iterable[MatchTransaction
 
 def _activity_of_transactions(table: WatchTable, transactions: Iterable[MatchTransaction]) -> list[Match]:
     get = table.get
-    found: list[Match] = []
+    matches: list[Match] = []
     for tx in transactions:
         if (sent := get(tx.sender)) is not None:
-            found += [Match(each, tx, "outgoing") for each in each_of(sent) if _wants_tx(each, tx, "outgoing")]
+            matches += [Match(each, tx, "outgoing") for each in each_of(sent) if _wants_tx(each, tx, "outgoing")]
         if (came := get(tx.recipient)) is not None:
-            found += [Match(each, tx, "incoming") for each in each_of(came) if _wants_tx(each, tx, "incoming")]
-    return found
+            matches += [Match(each, tx, "incoming") for each in each_of(came) if _wants_tx(each, tx, "incoming")]
+    return matches
 
 
 def _wants_tx(watcher: Watcher, tx: MatchTransaction, direction: Direction) -> bool:
@@ -173,13 +175,13 @@ def _wants_tx(watcher: Watcher, tx: MatchTransaction, direction: Direction) -> b
 
 def _activity_of_transfers(table: WatchTable, transfers: Iterable[Transfer]) -> list[Match]:
     get = table.get
-    found: list[Match] = []
+    matches: list[Match] = []
     for each in transfers:
         if (sent := get(each.sender)) is not None:
-            found += [Match(who, each, "outgoing") for who in each_of(sent) if _wants_transfer(who, each, "outgoing")]
+            matches += [Match(who, each, "outgoing") for who in each_of(sent) if _wants_transfer(who, each, "outgoing")]
         if (came := get(each.recipient)) is not None:
-            found += [Match(who, each, "incoming") for who in each_of(came) if _wants_transfer(who, each, "incoming")]
-    return found
+            matches += [Match(who, each, "incoming") for who in each_of(came) if _wants_transfer(who, each, "incoming")]
+    return matches
 
 
 def _wants_transfer(watcher: Watcher, transfer: Transfer, direction: Direction) -> bool:
@@ -209,27 +211,27 @@ def _sides(table: WatchTable, facts: Iterable[tuple[InternalTransfer, bytes, byt
 
 def _tokens_by_side(tables: WatchTables, transfers: Iterable[Transfer]) -> list[Match]:
     side, sender, recipient = tables.token_side.get, tables.token_sender.get, tables.token_recipient.get
-    found: list[Match] = []
+    matches: list[Match] = []
     for transfer in transfers:
         if transfer.standard != FUNGIBLE:
             continue
         candidates = [*_either(side(transfer.sender), side(transfer.recipient))]
         candidates += each_of(sender(transfer.sender))
         candidates += each_of(recipient(transfer.recipient))
-        found += [Match(each, transfer) for each in candidates if not each.gone and _is_token(each.filter, transfer)]
-    return found
+        matches += [Match(each, transfer) for each in candidates if not each.gone and _is_token(each.filter, transfer)]
+    return matches
 
 
 def _tokens_by_contract(tables: WatchTables, transfers: Iterable[Transfer]) -> list[Match]:
     contract, tokens = tables.token_contract.get, tables.tokens
-    found: list[Match] = []
+    matches: list[Match] = []
     for transfer in transfers:
         if transfer.standard != FUNGIBLE:
             continue
         ranked = contract(transfer.contract)
         candidates = [*(ranked.of(transfer.amount) if ranked is not None else ()), *tokens.of(transfer.amount)]
-        found += [Match(each, transfer) for each in candidates if _is_token(each.filter, transfer)]
-    return found
+        matches += [Match(each, transfer) for each in candidates if _is_token(each.filter, transfer)]
+    return matches
 
 
 def _is_token(wanted: WatchFilter, transfer: Transfer) -> bool:
@@ -255,14 +257,14 @@ def _nfts_by_side(tables: WatchTables, transfers: Iterable[Transfer]) -> list[Ma
 
 def _nfts_by_contract(tables: WatchTables, transfers: Iterable[Transfer]) -> list[Match]:
     contract, token, everything = tables.nft_contract.get, tables.nft_token.get, tables.nfts.values()
-    found: list[Match] = []
+    matches: list[Match] = []
     for transfer in transfers:
         if transfer.standard == FUNGIBLE:
             continue
         candidates = [*each_of(contract(transfer.contract)), *everything]
         candidates += each_of(token((transfer.contract, transfer.token_id)))
-        found += [Match(each, transfer) for each in candidates if _is_nft(each.filter, transfer)]
-    return found
+        matches += [Match(each, transfer) for each in candidates if _is_nft(each.filter, transfer)]
+    return matches
 
 
 def _is_nft(wanted: WatchFilter, transfer: Transfer) -> bool:
@@ -281,7 +283,7 @@ def _either(one: Watchers | None, other: Watchers | None) -> Iterable[Watcher]:
 
 
 def _logs(tables: WatchTables, block: MatchBlock) -> list[Match]:
-    found: list[Match] = []
+    matches: list[Match] = []
     selectors: dict[str, bytes] = {}
     for wanted, places in tables.logs.match(block.logs).items():
         for each in tables.logs_of[wanted]:
@@ -290,5 +292,5 @@ def _logs(tables: WatchTables, block: MatchBlock) -> list[Match]:
             for place in places:
                 log = block.logs[place]
                 if not each.filter.selectors or selectors.get(log.transaction_hash) in each.filter.selectors:
-                    found.append(Match(each, log))
-    return found
+                    matches.append(Match(each, log))
+    return matches

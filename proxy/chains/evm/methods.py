@@ -137,12 +137,12 @@ def _blocks_of(source: bytes) -> dict[str, list[BlockRef]]:
         members = _members(source)
     except _UNREADABLE:
         return {}
-    found: dict[str, list[BlockRef]] = {}
+    blocks: dict[str, list[BlockRef]] = {}
     for name, value in members.items():
         # casefold, since Go also takes U+017F for s and U+212A for k
         if (folded := name.casefold()) in _NAMES and (raw := bytes(value)) != b"null":
-            found.setdefault(folded, []).append(_ref(raw))
-    return found
+            blocks.setdefault(folded, []).append(_ref(raw))
+    return blocks
 
 
 # Some upstreams pretty-print JSON, with a space in empty values.
@@ -228,8 +228,8 @@ def _number(value: Any) -> int | None:
 
 def last_block(params: bytes, head: int) -> int:
     """The last block of a log query. An upstream that does not have it yet would silently leave it out."""
-    found = log_range.parse(params, head)
-    return head if found is None else found.last
+    query = log_range.parse(params, head)
+    return head if query is None else query.last
 
 
 def at_block(method: Method, params: bytes, number: int) -> bytes:
@@ -240,11 +240,11 @@ def at_block(method: Method, params: bytes, number: int) -> bytes:
     if len(items) < method.block_at:
         return params
     items += [LATEST.tag] * (method.block_at + 1 - len(items))
-    found = items[method.block_at]
-    if isinstance(found, dict):
-        ends = {name: hex(number) for name in ("fromBlock", "toBlock") if found.get(name, LATEST.tag) == LATEST.tag}
-        items[method.block_at] = {**found, **ends}
-    elif found in (LATEST.tag, None):
+    given = items[method.block_at]
+    if isinstance(given, dict):
+        ends = {name: hex(number) for name in ("fromBlock", "toBlock") if given.get(name, LATEST.tag) == LATEST.tag}
+        items[method.block_at] = {**given, **ends}
+    elif given in (LATEST.tag, None):
         items[method.block_at] = hex(number)
     return msgspec.json.encode(items)
 

@@ -75,5 +75,5 @@ def _by_behaviour(owner: bytes | None, answers: Sequence[bytes | None]) -> int |
 
 def _text(data: bytes | None) -> str | None:
     """The text, if the data is an ABI-encoded string; otherwise None."""
-    found = abi.dynamic(data)
-    return None if found is None else found.decode("utf-8", "replace")
+    raw = abi.dynamic(data)
+    return None if raw is None else raw.decode("utf-8", "replace")

@@ -90,10 +90,10 @@ def _position(log: ChainLog) -> LogPosition | None:
     return LogPosition(contract, int(log.block_number, 16), block_hash, transaction, int(log.log_index, 16))
 
 
-def read_logs(found: object) -> list[ChainLog]:
+def read_logs(logs: object) -> list[ChainLog]:
     """Logs as an upstream returned them, decoded; empty if they are not valid."""
     try:
-        return msgspec.convert(found, list[ChainLog])
+        return msgspec.convert(logs, list[ChainLog])
     except msgspec.ValidationError:
         return []
 
@@ -103,16 +103,16 @@ def logs_of(event: IncludedOperation, logs: Sequence[Mapping[str, Any]]) -> list
 
     Operations are executed one after the other, each with its event at the end; the first begins after BeforeExecution.
     """
-    found: list[Mapping[str, Any]] = []
+    emitted: list[Mapping[str, Any]] = []
     for log in logs:
         name = (log.get("topics") or [None])[0]
         if name == INCLUDED and log.get("logIndex") == hex(event.position.log_index):
-            return found
+            return emitted
         if name in (BEFORE_EXECUTION, INCLUDED):
-            found = []
+            emitted = []
         else:
-            found.append(log)
-    return found
+            emitted.append(log)
+    return emitted
 
 
 def revert_reason(event: IncludedOperation, logs: Iterable[Mapping[str, Any]]) -> str | None:

@@ -123,8 +123,8 @@ def completed(
         has_failed = int(receipt.get("status") or "0x1", 16) == 0
         if has_failed and (needs_success or event_type == "ADDRESS_ACTIVITY"):
             return None
-        if data["to"] is None and not has_failed and (made := receipt.get("contractAddress")):
-            data["to"] = address.checksum(bytes.fromhex(made[2:]))
+        if data["to"] is None and not has_failed and (contract := receipt.get("contractAddress")):
+            data["to"] = address.checksum(bytes.fromhex(contract[2:]))
         if event_type != "ADDRESS_ACTIVITY":
             data["status"] = "failed" if has_failed else "success"
         if KINDS[event_type] == "mined":

@@ -93,13 +93,13 @@ def without_lists(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_lists(rules: Rules, lists: Mapping[str, set[bytes]]) -> Rules:
     """Rules that were parsed without their lists, with these."""
-    entries: dict[str, Any] = {name: frozenset(found) for name, found in lists.items()}
+    entries: dict[str, Any] = {name: frozenset(listed) for name, listed in lists.items()}
     return replace(rules, **entries)
 
 
 def parse(given: Mapping[str, Any], forms: FamilyFormats) -> Rules:
     """The rules, or BadRule. Long lists are slow to read: they can be read in parts with `entries`."""
-    found = Rules(
+    rules = Rules(
         max_gas=_dollars(given, "max_gas_usd"),
         max_total=_dollars(given, "max_total_usd"),
         max_per_user=_dollars(given, "max_per_user_usd"),
@@ -113,9 +113,9 @@ def parse(given: Mapping[str, Any], forms: FamilyFormats) -> Rules:
         max_gas_price_wei=_gwei(given, "max_gas_price_gwei"),
         min_gas_efficiency=_share(given, "min_gas_efficiency"),
     )
-    if found.starts_at is not None and found.ends_at is not None and found.starts_at >= found.ends_at:
+    if rules.starts_at is not None and rules.ends_at is not None and rules.starts_at >= rules.ends_at:
         raise BadRule("rules.ends_at: must be after starts_at")
-    return found
+    return rules
 
 
 def pico(text: str) -> int:
@@ -275,10 +275,10 @@ def _each(given: Mapping[str, Any], name: str, forms: FamilyFormats) -> frozense
 def entries(name: str, texts: Sequence[str], forms: FamilyFormats, first: int = 0) -> list[bytes]:
     """A part of one of the LISTS; `first` is the place of its first entry in the whole list, for the message."""
     read = forms.selector if name == "allowed_methods" else forms.address
-    found = []
+    parsed = []
     for index, text in enumerate(texts, first):
         try:
-            found.append(read(text))
+            parsed.append(read(text))
         except ValueError as exc:
             raise BadRule(f"rules.{name}.{index}: {exc}") from None
-    return found
+    return parsed

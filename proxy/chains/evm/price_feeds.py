@@ -32,10 +32,14 @@ def round_of(data: bytes | None) -> PriceRound | None:
     return PriceRound(number, answer, updated_at, answered_in)
 
 
-def price_of(found: PriceRound, decimals: int, *, now: float, max_age_s: float) -> Decimal | None:
+def price_of(price_round: PriceRound, decimals: int, *, now: float, max_age_s: float) -> Decimal | None:
     """The price; None if it is not positive, from an earlier round, incomplete, or too old."""
-    if found.answer <= 0 or not 0 <= decimals <= MOST_DECIMALS:
+    if price_round.answer <= 0 or not 0 <= decimals <= MOST_DECIMALS:
         return None
-    if found.answered_in < found.id or found.updated_at == 0 or now - found.updated_at > max_age_s:
+    if (
+        price_round.answered_in < price_round.id
+        or price_round.updated_at == 0
+        or now - price_round.updated_at > max_age_s
+    ):
         return None
-    return _EXACT.scaleb(Decimal(found.answer), -decimals)
+    return _EXACT.scaleb(Decimal(price_round.answer), -decimals)

@@ -58,10 +58,10 @@ async def _block(source: ProofSource, ref: Any, *, full: bool) -> dict[str, Any]
     is_hash = isinstance(ref, str) and len(ref) == 66
     if isinstance(ref, str) and not ref.startswith("0x"):
         ref = await _resolved(source, ref)
-    found = await source.ask("eth_getBlockByHash" if is_hash else "eth_getBlockByNumber", [ref, full])
-    if found is None:
+    result = await source.ask("eth_getBlockByHash" if is_hash else "eth_getBlockByNumber", [ref, full])
+    if result is None:
         raise Unprovable("the upstream does not have the block")
-    block: dict[str, Any] = dict(found)
+    block: dict[str, Any] = dict(result)
     digest = await source.off_loop(block_proofs.check_header, block)
     if (is_hash and digest != block_proofs.raw(ref)) or (not is_hash and int(block["number"], 16) != int(ref, 16)):
         raise Refuted("the upstream returned another block")
@@ -77,10 +77,10 @@ async def _resolved(source: ProofSource, tag: str) -> str:
         return hex(source.head)
     if tag == "earliest":
         return "0x0"
-    found = await source.ask("eth_getBlockByNumber", [tag, False])
-    if not await source.confirm(tag, found["hash"]):
+    block = await source.ask("eth_getBlockByNumber", [tag, False])
+    if not await source.confirm(tag, block["hash"]):
         raise Unprovable(f"the upstreams have different {tag} blocks at the moment")
-    return str(found["number"])
+    return str(block["number"])
 
 
 async def _prove_block(source: ProofSource, params: Sequence[Any]) -> Any:
@@ -99,19 +99,19 @@ async def _prove_transaction(source: ProofSource, params: Sequence[Any]) -> Any:
     """A transaction in the block that it names. One that is not mined, or unknown, cannot be proven."""
     from proxy.chains.evm import block_proofs
 
-    found = await source.ask("eth_getTransactionByHash", [params[0]])
-    if not found or not found.get("blockHash"):
+    transaction = await source.ask("eth_getTransactionByHash", [params[0]])
+    if not transaction or not transaction.get("blockHash"):
         raise Unprovable("only mined transactions can be proven")
-    block = await _block(source, found["blockHash"], full=True)
+    block = await _block(source, transaction["blockHash"], full=True)
     transactions = await source.off_loop(block_proofs.check_transactions, block)
     return _only(transactions, "hash", params[0])
 
 
 async def _prove_receipt(source: ProofSource, params: Sequence[Any]) -> Any:
-    found = await source.ask("eth_getTransactionReceipt", [params[0]])
-    if not found:
+    receipt = await source.ask("eth_getTransactionReceipt", [params[0]])
+    if not receipt:
         raise Unprovable("only receipts of mined transactions can be proven")
-    block = await _block(source, found["blockHash"], full=True)
+    block = await _block(source, receipt["blockHash"], full=True)
     return _only(await _receipts(source, block), "transactionHash", params[0])
 
 
@@ -123,15 +123,15 @@ async def _receipts(source: ProofSource, block: Mapping[str, Any]) -> list[Any]:
     """All receipts of a block, checked."""
     from proxy.chains.evm import block_proofs
 
-    found = await source.ask_or_none("eth_getBlockReceipts", [block["hash"]])
-    if found is None:  # Some nodes do not have the method.
+    receipts = await source.ask_or_none("eth_getBlockReceipts", [block["hash"]])
+    if receipts is None:  # Some nodes do not have the method.
         hashes = [each["hash"] for each in block["transactions"]]
-        found = [await source.ask("eth_getTransactionReceipt", [each]) for each in hashes]
-    return await source.off_loop(block_proofs.check_receipts, block, found)
+        receipts = [await source.ask("eth_getTransactionReceipt", [each]) for each in hashes]
+    return await source.off_loop(block_proofs.check_receipts, block, receipts)
 
 
-def _only(found: Sequence[Mapping[str, Any]], name: str, wanted: str) -> Any:
-    for each in found:
+def _only(entries: Sequence[Mapping[str, Any]], name: str, wanted: str) -> Any:
+    for each in entries:
         if each[name].lower() == wanted.lower():
             return each
     raise Refuted("the transaction is not in the block that the upstream names")
@@ -151,7 +151,7 @@ async def _prove_logs(source: ProofSource, params: Sequence[Any]) -> Any:
     first, last = [await _number(source, wanted.get(name) or "latest") for name in ("fromBlock", "toBlock")]
     if last - first >= MOST_LOG_BLOCKS:
         raise NeverProvable(TOO_MANY_BLOCKS)
-    found: list[Any] = []
+    logs: list[Any] = []
     read = 0
     header = await _block(source, hex(last), full=False) if last >= first else None
     while header is not None:
@@ -159,20 +159,20 @@ async def _prove_logs(source: ProofSource, params: Sequence[Any]) -> Any:
             read += 1
             if read > MOST_RECEIPT_BLOCKS:
                 raise NeverProvable(TOO_MANY_RECEIPTS)
-            found = await _logs_of(source, header, wanted) + found
+            logs = await _logs_of(source, header, wanted) + logs
         above = int(header["number"], 16) > first
         header = await _linked(source, header["parentHash"], full=False) if above else None
-    return found
+    return logs
 
 
 async def _linked(source: ProofSource, block_hash: str, *, full: bool) -> dict[str, Any]:
     """A block whose hash is known to be on the chain."""
     from proxy.chains.evm import block_proofs
 
-    found: dict[str, Any] = dict(await source.ask("eth_getBlockByHash", [block_hash, full]) or {})
-    if await source.off_loop(block_proofs.check_header, found) != block_proofs.raw(block_hash):
+    block: dict[str, Any] = dict(await source.ask("eth_getBlockByHash", [block_hash, full]) or {})
+    if await source.off_loop(block_proofs.check_header, block) != block_proofs.raw(block_hash):
         raise Refuted("the upstream returned another block")
-    return found
+    return block
 
 
 async def _number(source: ProofSource, ref: str) -> int:

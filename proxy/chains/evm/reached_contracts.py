@@ -61,8 +61,8 @@ def of_operation(operation: UserOperation, overrides: bytes = b"") -> Sequence[s
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = {name.casefold() for name, _ in pairs}
-    if len(found) < len(pairs):
+    names = {name.casefold() for name, _ in pairs}
+    if len(names) < len(pairs):
         raise ValueError("a member is repeated")
     return dict(pairs)
 

@@ -81,8 +81,8 @@ def message_of(error: str) -> str:
         return error
     said = _MESSAGE.search(error)
     message = _ESCAPE.sub(r"\1", said[1]) if said else "the chain returned an error"
-    found = _DATA.search(error)
-    reason = reason_of(bytes.fromhex(found[1][: len(found[1]) // 2 * 2][2:])) if found else ""
+    match = _DATA.search(error)
+    reason = reason_of(bytes.fromhex(match[1][: len(match[1]) // 2 * 2][2:])) if match else ""
     return message if not reason or reason in message else f"{_REPEATED.sub('', message)}: {reason}"
 
 
@@ -114,6 +114,6 @@ def _value(kind: str, data: bytes, at: int) -> str:
     if kind == "address":
         return address.fresh_checksum(word[12:])
     if kind == "string":
-        found = abi.dynamic(data, at)
-        return "…" if found is None else repr(found.decode("utf-8", "replace"))
+        raw = abi.dynamic(data, at)
+        return "…" if raw is None else repr(raw.decode("utf-8", "replace"))
     return f"0x{word.hex()}" if kind == "bytes32" else str(int.from_bytes(word, "big"))

@@ -36,14 +36,14 @@ def sample_of(event_type: str, *, chain: str, symbol: str, decimals: int, block:
     context = EventContext(chain, symbol, decimals, None if kind == "pending" else block, _BLOCK_HASH, time)
     header = Header(hex(block), _BLOCK_HASH, _PARENT, "0x0", gas_used="0x5208")
     direction: Direction | None = "incoming" if kind in ("activity", "internal", "pending") else None
-    found = payloads.payload_of(
+    payload = payloads.payload_of(
         Match(watcher, _fact(kind, block), direction), context, header=header, tokens={_CONTRACT: _TOKEN}
     )
     whole = payloads.completed(
         event_type,
-        found.data,
-        receipt=_RECEIPT if "transaction" in found.lacks else None,
-        nft=_NFT if "nft" in found.lacks else None,
+        payload.data,
+        receipt=_RECEIPT if "transaction" in payload.lacks else None,
+        nft=_NFT if "nft" in payload.lacks else None,
     )
     assert whole is not None
     return whole

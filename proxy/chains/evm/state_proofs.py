@@ -17,15 +17,15 @@ def check_account(proof: Mapping[str, Any], address: bytes, state_root: bytes) -
     """Check that nonce, balance, code hash and storage root are those of the account in this state."""
     if raw(proof["address"]) != address:
         raise NotProven("the proof is of another account")
-    found = _proven(state_root, keccak(address), proof["accountProof"])
+    account = _proven(state_root, keccak(address), proof["accountProof"])
     claimed = (
         number(proof["nonce"]),
         number(proof["balance"]),
         raw(proof["storageHash"]),
         raw(proof["codeHash"]),
     )
-    if found:
-        nonce, balance, storage, code = rlp.decode(found)
+    if account:
+        nonce, balance, storage, code = rlp.decode(account)
         expected = (int.from_bytes(nonce, "big"), int.from_bytes(balance, "big"), storage, code)
     else:
         expected = (0, 0, EMPTY_TRIE, NO_CODE)
@@ -41,12 +41,12 @@ def check_account(proof: Mapping[str, Any], address: bytes, state_root: bytes) -
 
 def check_slot(proof: Mapping[str, Any], slot: int) -> int:
     """The value of a storage slot. `proof` belongs to an account that was checked."""
-    found = [each for each in proof["storageProof"] if number(each["key"]) == slot]
-    if len(found) != 1:
+    proofs = [each for each in proof["storageProof"] if number(each["key"]) == slot]
+    if len(proofs) != 1:
         raise NotProven("there is no proof for the slot")
-    value = _proven(raw(proof["storageHash"]), keccak(slot.to_bytes(32, "big")), found[0]["proof"])
+    value = _proven(raw(proof["storageHash"]), keccak(slot.to_bytes(32, "big")), proofs[0]["proof"])
     expected = int.from_bytes(rlp.decode(value), "big") if value else 0
-    if number(found[0]["value"]) != expected:
+    if number(proofs[0]["value"]) != expected:
         raise NotProven("the slot differs from its proof")
     return expected
 

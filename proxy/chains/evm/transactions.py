@@ -63,12 +63,12 @@ def targets_of_sent(params: bytes) -> tuple[str, ...] | None:
         is_typed = raw[0] < _SHORT_LIST
         at = _TO[raw[0]] if is_typed else _LEGACY_TO
         fields = _items(raw[1:] if is_typed else raw)
-        found = [_text(fields[at])]
+        targets = [_text(fields[at])]
         if raw[0] == _DELEGATING:
-            found += [_text(_items(each)[_DELEGATE]) for each in _items(fields[_AUTHORIZATIONS])]
+            targets += [_text(_items(each)[_DELEGATE]) for each in _items(fields[_AUTHORIZATIONS])]
     except (msgspec.DecodeError, ValueError, LookupError, TypeError, AttributeError):
         return None
-    return tuple(f"0x{each.hex()}" for each in found) if all(len(each) == _ADDRESS for each in found) else None
+    return tuple(f"0x{each.hex()}" for each in targets) if all(len(each) == _ADDRESS for each in targets) else None
 
 
 def _raw(given: str) -> bytes:
@@ -110,15 +110,15 @@ def _signature(rlp: bytes) -> tuple[bytes, int, int, int]:
 def _items(rlp: bytes) -> list[bytes]:
     """The encoded items of an RLP list. Raises ValueError if the bytes are not exactly one list, or if it is too long."""
     head, length = _list_sizes(rlp)
-    found, at = list[bytes](), head
-    while 0 < head <= at < len(rlp) and len(found) < _MOST_FIELDS:
+    items, at = list[bytes](), head
+    while 0 < head <= at < len(rlp) and len(items) < _MOST_FIELDS:
         first = rlp[at : at + _MOST_HEAD]
         size = sum(_list_sizes(first) if first[0] >= _SHORT_LIST else _text_sizes(first))
-        found.append(rlp[at : at + size])
+        items.append(rlp[at : at + size])
         at += size
     if not head or at != len(rlp) or head + length != at:
         raise ValueError("not a list")
-    return found
+    return items
 
 
 def _text(item: bytes) -> bytes:

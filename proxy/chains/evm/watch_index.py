@@ -128,30 +128,30 @@ WatchTable = dict[Hashable, Watchers]
 
 
 def _add(table: WatchTable, key: Hashable, watcher: Watcher) -> None:
-    found = table.get(key)
-    if found is None:
+    watchers = table.get(key)
+    if watchers is None:
         table[key] = watcher
-    elif isinstance(found, list):
-        found.append(watcher)
+    elif isinstance(watchers, list):
+        watchers.append(watcher)
     else:
-        table[key] = [found, watcher]
+        table[key] = [watchers, watcher]
 
 
 def _drop(table: WatchTable, key: Hashable, watcher: Watcher) -> None:
-    found = table.get(key)
-    if found is watcher:
+    watchers = table.get(key)
+    if watchers is watcher:
         del table[key]
-    elif isinstance(found, list) and watcher in found:
-        found.remove(watcher)
-        if len(found) == 1:
-            table[key] = found[0]
+    elif isinstance(watchers, list) and watcher in watchers:
+        watchers.remove(watcher)
+        if len(watchers) == 1:
+            table[key] = watchers[0]
 
 
-def each_of(found: Watchers | None) -> Sequence[Watcher]:
+def each_of(watchers: Watchers | None) -> Sequence[Watcher]:
     """The watchers under a key."""
-    if found is None:
+    if watchers is None:
         return ()
-    return found if isinstance(found, list) else (found,)
+    return watchers if isinstance(watchers, list) else (watchers,)
 
 
 class RankedWatchers:
@@ -345,11 +345,11 @@ class WatchIndex:
         """Removes all dead entries from the tables of addresses."""
         for kind in ("activity", "internal", "pending", "token", "nft"):
             table = self.tables.by_address(kind)
-            for key, found in [*table.items()]:
-                left = [each for each in each_of(found) if not each.gone]
+            for key, watchers in [*table.items()]:
+                left = [each for each in each_of(watchers) if not each.gone]
                 if not left:
                     del table[key]
-                elif len(left) < len(each_of(found)):
+                elif len(left) < len(each_of(watchers)):
                     table[key] = left if len(left) > 1 else left[0]
         self.tables.mark_anew()
         self._dead = 0

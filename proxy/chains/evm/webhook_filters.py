@@ -116,13 +116,13 @@ def parse(event_type: str, config: Mapping[str, Any]) -> WatchFilter:
 
 def addresses_of(given: Sequence[Any], first: int = 0, name: str = "config.addresses") -> list[bytes]:
     """A part of a list; `first` is the place of its first item in the whole list, for the message."""
-    found = []
+    addresses = []
     for index, text in enumerate(given, first):
         read = address.parse(text) if isinstance(text, str) else None
         if read is None or address.is_mistyped(text):
             raise BadConfig(f"{name}.{index}: is not an address, or its checksum (EIP-55) is wrong")
-        found.append(read)
-    return found
+        addresses.append(read)
+    return addresses
 
 
 def _check_members(event_type: str, kind: WatchKind, config: Mapping[str, Any]) -> None:
@@ -199,10 +199,10 @@ def _topics(config: Mapping[str, Any]) -> tuple[bytes, ...]:
 
 
 def _address(value: Any) -> bytes:
-    found = address.parse(value) if isinstance(value, str) else None
-    if found is None or address.is_mistyped(value):
+    parsed = address.parse(value) if isinstance(value, str) else None
+    if parsed is None or address.is_mistyped(value):
         raise ValueError("is no address, or its checksum (EIP-55) is wrong")
-    return found
+    return parsed
 
 
 def _uint(value: Any) -> int:

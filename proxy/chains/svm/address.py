@@ -58,9 +58,9 @@ FORMAT = AddressFormat(parse, show, "32 bytes in base 58")
 def derived(seeds: Sequence[bytes], program: bytes) -> bytes:
     """The address that a program derives from these seeds: the first, from bump 255 down, that is not on the curve."""
     for bump in range(255, -1, -1):
-        found = sha256(b"".join((*seeds, bytes([bump]), program, _DERIVED))).digest()
-        if not is_on_curve(found):
-            return found
+        address = sha256(b"".join((*seeds, bytes([bump]), program, _DERIVED))).digest()
+        if not is_on_curve(address):
+            return address
     raise ValueError("these seeds lead to no address")
 
 
