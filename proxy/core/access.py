@@ -124,20 +124,20 @@ _ORIGIN = re.compile(r"https?://(?:\*\.)?[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?(
 def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """The address of a client, if it is one. Dual-stack sockets show IPv4 as IPv4-mapped addresses (RFC 4291, 2.5.5.2)."""
     try:
-        found = ipaddress.ip_address(text)
+        address = ipaddress.ip_address(text)
     except ValueError:
         return None
-    return found.ipv4_mapped or found if isinstance(found, ipaddress.IPv6Address) else found
+    return address.ipv4_mapped or address if isinstance(address, ipaddress.IPv6Address) else address
 
 
 def client_prefix_of(address: str) -> str:
     """The address under which a client is counted: its /64 for IPv6, whose hosts change the rest at will (RFC 8981)."""
     if ":" not in address:
         return address
-    found = address_of(address)
-    if isinstance(found, ipaddress.IPv6Address):
-        return str(ipaddress.IPv6Network((int(found), 64), strict=False))
-    return address if found is None else str(found)
+    parsed = address_of(address)
+    if isinstance(parsed, ipaddress.IPv6Address):
+        return str(ipaddress.IPv6Network((int(parsed), 64), strict=False))
+    return address if parsed is None else str(parsed)
 
 
 def block_of(text: str) -> str:
@@ -262,8 +262,8 @@ class KeyRestrictions:
     def _has_address(self, address: str) -> bool:
         if not self._ranges:
             self._ranges = [ipaddress.ip_network(block) for block in self.blocks]
-        found = address_of(address)
-        return found is not None and any(found in block for block in self._ranges)
+        parsed = address_of(address)
+        return parsed is not None and any(parsed in block for block in self._ranges)
 
     def has_origin(self, origin: str) -> bool:
         """Whether the list has this origin, or a pattern for it."""
@@ -285,10 +285,10 @@ def remedy(member: str) -> str:
 def _wrong_address(address: str) -> str:
     """Names the address that was compared: behind a proxy, it may differ from the one that the client knows. A forwarded text
     that is not an address is not repeated."""
-    found = address_of(address)
-    if found is None:
+    parsed = address_of(address)
+    if parsed is None:
         return "this API key is restricted to some addresses, and the address of this request is not known"
-    return f"this API key may not be used from the address {found}"
+    return f"this API key may not be used from the address {parsed}"
 
 
 def _wrong_origin(origin: str) -> str:

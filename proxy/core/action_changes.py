@@ -42,9 +42,9 @@ def changed_members(
     return (None if old is None else _bounded(old, [*old])), (None if new is None else _bounded(new, [*new]))
 
 
-def _members(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _members(view: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The members, those of objects inside with a dotted name."""
-    for name, value in found.items():
+    for name, value in view.items():
         if name in _VOLATILE:
             continue
         if isinstance(value, Mapping):
@@ -54,10 +54,10 @@ def _members(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _bounded(members: Mapping[str, Any], names: list[str]) -> ChangedMembers:
-    found = {name[:MOST_TEXT]: _shown(members[name]) for name in names[:MOST_MEMBERS]}
-    if more := len(names) - len(found):
-        found["…"] = f"{more} more"
-    return found
+    changed = {name[:MOST_TEXT]: _shown(members[name]) for name in names[:MOST_MEMBERS]}
+    if more := len(names) - len(changed):
+        changed["…"] = f"{more} more"
+    return changed
 
 
 def _shown(value: Any) -> Any:

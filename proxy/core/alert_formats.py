@@ -28,8 +28,8 @@ def slack_body(alert: Alert, title: str, link: str) -> bytes:
     """A message with a heading, the figures, and a link to the page that shows more. `link` may be empty."""
     text = _escaped(title)
     blocks: list[dict[str, Any]] = [_section(f"*{text}*")]
-    if found := alerts.facts_of(alert.kind, alert.about):
-        fields = [_mrkdwn(f"*{_escaped(name)}*\n{_escaped(value)}", _MOST_FIELD) for name, value in found.items()]
+    if facts := alerts.facts_of(alert.kind, alert.about):
+        fields = [_mrkdwn(f"*{_escaped(name)}*\n{_escaped(value)}", _MOST_FIELD) for name, value in facts.items()]
         blocks.append({"type": "section", "fields": fields})
     if link:
         blocks.append(_section(f"<{_escaped(link)}|Open the dashboard>"))

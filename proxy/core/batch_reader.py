@@ -64,15 +64,15 @@ class BatchReader:
 
     def read(self, count: int) -> list[RawCall | MalformedCall]:
         """Up to this many more items, each as a call or as its error. Raises MalformedCall if the body is not a batch."""
-        found: list[RawCall | MalformedCall] = []
+        items: list[RawCall | MalformedCall] = []
         end = self._at + _STEP_BYTES
         for _ in range(count * _BRACKETS_PER_ITEM):
-            if self.is_done or len(found) == count or self._at >= end:
+            if self.is_done or len(items) == count or self._at >= end:
                 break
             item = self._advance()
             if item is not None:
-                found.append(item)
-        return found
+                items.append(item)
+        return items
 
     def _advance(self) -> RawCall | MalformedCall | None:
         """Go on to the next bracket, or past the end of the current item, which is then returned."""
@@ -101,8 +101,8 @@ class BatchReader:
     def _skip(self, run: re.Pattern[bytes]) -> int:
         """Go on to the next byte that matters, or to the end of the window. Returns the byte there."""
         body, at = self._body, self._at
-        found = run.match(body, at, at + _WINDOW)
-        end = -1 if found is None else found.end()
+        match = run.match(body, at, at + _WINDOW)
+        end = -1 if match is None else match.end()
         if end == at and body[at : at + 1] == b'"':
             end = _end_of_string(body, at)  # longer than the window
         if not 0 <= end < len(body):

@@ -124,15 +124,15 @@ class LongText(Sequence[Any]):
             at = range(self._count)[index]
             return self[at : at + 1][0]
         first, end, _ = index.indices(self._count)
-        found: list[Any] = []
+        elements: list[Any] = []
         while first < end:
             part = bisect_right(self._firsts, first) - 1
             if part != self._parsed_part:
                 self._parsed_part, self._parsed = part, _parsed(self._parts[part])
             items = self._parsed[first - self._firsts[part] : end - self._firsts[part]]
-            found += items
+            elements += items
             first += len(items)
-        return found
+        return elements
 
 
 @dataclass(slots=True)
@@ -257,12 +257,12 @@ class JsonReader:
 
     def _read_outside(self, end: int) -> bool:
         """Read up to the next string. Returns whether there is anything before it."""
-        found = _OUTSIDE.match(self._text, self._at, end)
-        assert found is not None
-        part = found[0]
+        match = _OUTSIDE.match(self._text, self._at, end)
+        assert match is not None
+        part = match[0]
         if not part:
             return False
-        self._at = found.end()
+        self._at = match.end()
         self._run = None
         structure = part.translate(None, _NOT_STRUCTURE)
         names = structure.count(b":")
@@ -279,15 +279,15 @@ class JsonReader:
     def _read_string(self) -> bool:
         """Returns whether its end has arrived."""
         self._run = None
-        found = _STRING.match(self._text, self._at, self._at + STEP_BYTES)
-        if found is None:
+        match = _STRING.match(self._text, self._at, self._at + STEP_BYTES)
+        if match is None:
             self._searched = self._at + 1
             return self._read_long_string()
-        string = found[0]
+        string = match[0]
         if _NUL_ESCAPE in string and _NUL in _parsed(string):
             self._has_nul = True
             string = _NUL_MARK
-        self._at = found.end()
+        self._at = match.end()
         self._add(string)
         return True
 

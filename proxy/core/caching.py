@@ -173,14 +173,14 @@ class ReplyCache:
         self._hand = 0
 
     def get(self, key: bytes) -> bytes | None:
-        found = self._recent.get(key)
-        if found is None:
-            found = self._find(key)
-            if found is None:
+        reply = self._recent.get(key)
+        if reply is None:
+            reply = self._find(key)
+            if reply is None:
                 self.misses += 1
                 return None
         self.hits += 1
-        return found
+        return reply
 
     def put(self, key: bytes, reply: bytes | memoryview, lifetime: Lifetime, owner: str = "") -> None:
         """Store a result for the account whose call caused it. A result that is already kept forever is not stored again: it
@@ -211,8 +211,8 @@ class ReplyCache:
     def stale(self, key: bytes, since: float) -> bytes | None:
         """A reply that was invalidated after `since`, if its memory was not freed yet."""
         for retired_at, replies in reversed(self._retired):
-            if retired_at >= since and (found := replies.get(key)) is not None:
-                return found
+            if retired_at >= since and (reply := replies.get(key)) is not None:
+                return reply
         return None
 
     def head_moved(self, now: float = 0.0) -> None:
@@ -262,16 +262,16 @@ class ReplyCache:
         replies = self._sets[at]
         if (index := _index_in(replies, key)) < 0:
             return None
-        found = encodings.unpack(reply_at(replies, index))
+        reply = encodings.unpack(reply_at(replies, index))
         if index * 2 * KEY_BYTES < len(replies.keys):
             keys, owners, *results = astuple(replies)
             results.append(results.pop(index))
             owners = owners[:index] + owners[index + 1 :] + owners[index : index + 1]
             self._sets[at] = set_of(keys.replace(key, b"", 1) + key, owners, *results)
         self._fronts += 1
-        self._put_recent(key, found)
+        self._put_recent(key, reply)
         self._make_room(at)
-        return found
+        return reply
 
     def _put_owned(self, key: bytes, result: bytes, bucket: int) -> None:
         """Put a recent reply, unless there is no room and its owner has more than its share."""

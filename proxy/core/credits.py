@@ -61,11 +61,11 @@ class CallPrices:
 
     def credits(self, method: str, *, archive: bool = False) -> int:
         """The credits of a call that succeeds."""
-        found = self._known.get(method)
-        if found is None:
+        price = self._known.get(method)
+        if price is None:
             # Methods come from the family's table, so this is bounded.
-            found = self._known[method] = self._look_up(method)
-        return found * self._table.archive_factor if archive else found
+            price = self._known[method] = self._look_up(method)
+        return price * self._table.archive_factor if archive else price
 
     def _look_up(self, method: str) -> int:
         own = fitting_value(self._own, method)
@@ -177,14 +177,14 @@ class CreditMeter:
         return credits_ * self._nanos_per_million // CREDITS_PER_PRICE
 
     def _add(self, spender: Spender, calls: int, credits_: int) -> int:
-        found = self.counts.get(spender)
-        if found is None:
-            found = self.counts[spender] = Spent()
+        spent = self.counts.get(spender)
+        if spent is None:
+            spent = self.counts[spender] = Spent()
         # A refund is exactly what was charged: rounding a negative amount would give another one. Only a call that was under
         # way when the included credits ended may be refunded more than it was charged.
         nanos = self._nanos(credits_) if credits_ >= 0 else -self._nanos(-credits_)
         change = Spent(calls, credits_, nanos)
-        found.add(change)
+        spent.add(change)
         self.total.add(change)
         if self.budget is not None:
             self.budget.spend(credits_)

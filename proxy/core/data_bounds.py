@@ -58,9 +58,9 @@ class DataBounds:
     __slots__ = ("_bounds", "_floor", "declared")
 
     def __init__(self, declared: Mapping[DataKind, int] | None = None) -> None:
-        found = {kind: Bound.declared(number) for kind, number in (declared or {}).items()}
-        self.declared = frozenset(found)
-        self._bounds: list[Bound | None] = [found.get(kind) for kind in DATA_KINDS]
+        bounds = {kind: Bound.declared(number) for kind, number in (declared or {}).items()}
+        self.declared = frozenset(bounds)
+        self._bounds: list[Bound | None] = [bounds.get(kind) for kind in DATA_KINDS]
         # The lowest block that the upstream itself reports, for data of any kind.
         self._floor = 0
 

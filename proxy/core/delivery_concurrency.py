@@ -38,10 +38,10 @@ _PORTS = {"http": "80", "https": "443"}
 @lru_cache(10_000)
 def receiver_of(url: str) -> str:
     """The server that a URL leads to: its scheme, host and port."""
-    found = _ORIGIN.match(url.lower())
-    if found is None:
+    match = _ORIGIN.match(url.lower())
+    if match is None:
         return url
-    scheme, host, port = found.groups()
+    scheme, host, port = match.groups()
     return f"{scheme}://{host}:{port or _PORTS[scheme]}"
 
 
@@ -105,10 +105,10 @@ class Lanes:
         return self._all.total
 
     def lane(self, account: str, receiver: str) -> Lane:
-        found = self._lanes.get((account, receiver))
-        if found is None:
-            found = self._lanes[account, receiver] = Lane(account, receiver)
-        return found
+        lane = self._lanes.get((account, receiver))
+        if lane is None:
+            lane = self._lanes[account, receiver] = Lane(account, receiver)
+        return lane
 
     def rooms(self, waiting: Mapping[str, str], accounts: Mapping[str, str]) -> dict[str, int]:
         """The number of deliveries that each webhook may start now; webhooks that may start none are left out.

@@ -260,17 +260,17 @@ USUAL = frozenset(directive.name for directive in DIRECTIVES if directive.is_usu
 
 def read(given: Iterable[tuple[Directive, str]], *, fresh: bool) -> Directives | None:
     """The directives of a request, or None if it has none. Raises InvalidRequest for an invalid or repeated one."""
-    found: dict[str, Any] = {"fresh": True} if fresh else {}
+    directives: dict[str, Any] = {"fresh": True} if fresh else {}
     for directive, text in given:
-        if directive.name in found:
+        if directive.name in directives:
             raise InvalidRequest(f"{directive.header} must be given once", param=directive.header)
         try:
-            found[directive.name] = directive.read(text.strip())
+            directives[directive.name] = directive.read(text.strip())
         except ValueError:
             raise InvalidRequest(
                 f"{directive.header} must be {directive.values}{_echo(text)}", param=directive.header
             ) from None
-    return Directives(**found) if found else None
+    return Directives(**directives) if directives else None
 
 
 def _echo(text: str) -> str:

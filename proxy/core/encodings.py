@@ -210,10 +210,10 @@ class GzipReader:
 def decompress(data: bytes, limit: int) -> bytes:
     """A whole gzip body. Raises TooMuchData."""
     reader = GzipReader(limit)
-    found = reader.feed(data)
+    decompressed = reader.feed(data)
     if not reader.is_whole:
         raise TooMuchData("gzip data is cut off")
-    return found
+    return decompressed
 
 
 # RFC 7692, 7.2.1: a message's compressed data ends with these bytes, which are not sent.
@@ -352,17 +352,17 @@ class EncodedResults:
     def get(self, result: bytes, encoding: int) -> EncodedResult:
         # The hash of a bytes object is computed once, and a cached reply is the same object every time.
         cache_key = (result, encoding)
-        found = self._kept.pop(cache_key, None)
-        if found is None:
-            found = EncodedResult(encoding, result)
-            self._size += _cost(cache_key, found)
-        self._kept[cache_key] = found
+        encoded = self._kept.pop(cache_key, None)
+        if encoded is None:
+            encoded = EncodedResult(encoding, result)
+            self._size += _cost(cache_key, encoded)
+        self._kept[cache_key] = encoded
         while self._size > self._limit and len(self._kept) > 1:
             oldest = next(iter(self._kept))
             self._size -= _cost(oldest, self._kept.pop(oldest))
-        return found
+        return encoded
 
 
-def _cost(cache_key: tuple[bytes, int], found: EncodedResult) -> int:
+def _cost(cache_key: tuple[bytes, int], encoded: EncodedResult) -> int:
     """The result itself stays in memory as long as its compressed form, even if its cache has dropped it."""
-    return len(cache_key[0]) + len(found) + 300
+    return len(cache_key[0]) + len(encoded) + 300

@@ -53,15 +53,15 @@ class EventReader:
             self._is_after_return = piece[-1:] == b"\r"
         searched = max(0, len(self._rest) - 1)
         self._rest += piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        found = []
+        events = []
         while (end := self._rest.find(b"\n\n", searched)) >= 0:
             if (event := _event(bytes(self._rest[:end]))) is not None:
-                found.append(event)
+                events.append(event)
             del self._rest[: end + 2]
             searched = 0
         if len(self._rest) > self._longest:
             raise BadEvents(f"an event is longer than {self._longest} bytes")
-        return found
+        return events
 
 
 def _event(block: bytes) -> SentEvent | None:

@@ -87,8 +87,8 @@ class FaultPart:
 
 def _period(most_ms: int) -> Callable[[str], int]:
     def read(text: str) -> int:
-        found = _PERIOD.fullmatch(text)
-        ms = int(found[1]) * (1000 if found[2] == "s" else 1) if found else -1
+        match = _PERIOD.fullmatch(text)
+        ms = int(match[1]) * (1000 if match[2] == "s" else 1) if match else -1
         return _within(ms, 1, most_ms)
 
     return read
@@ -114,8 +114,8 @@ def _count(most: int) -> Callable[[str], int]:
 
 
 def _speed(text: str) -> int:
-    found = _SPEED.fullmatch(text)
-    return _within(int(found[1]) * _UNITS[found[2]] if found else -1, SLOWEST_BODY, FASTEST_BODY)
+    match = _SPEED.fullmatch(text)
+    return _within(int(match[1]) * _UNITS[match[2]] if match else -1, SLOWEST_BODY, FASTEST_BODY)
 
 
 def _share(text: str) -> float:
@@ -198,25 +198,25 @@ def plan_of(text: str) -> FaultPlan:
     """Read a plan. Raises ValueError with the part that is not valid."""
     if len(text) > MOST_TEXT:
         raise ValueError("it is too long")
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for part in filter(None, (each.strip() for each in text.split(","))):
         name, equals, value = part.partition("=")
         known = _BY_NAME.get(name)
-        if known is None or known.member in found or bool(equals) is (known.read is None):
+        if known is None or known.member in members or bool(equals) is (known.read is None):
             raise ValueError(part)
         try:
-            found[known.member] = True if known.read is None else known.read(value)
+            members[known.member] = True if known.read is None else known.read(value)
         except ValueError:
             raise ValueError(part) from None
-    if not found.keys() - {"p"}:
+    if not members.keys() - {"p"}:
         raise ValueError(text)
-    return FaultPlan(**found)
+    return FaultPlan(**members)
 
 
 def parts_of(plan: FaultPlan, surface: FaultSurface) -> FaultPlan | None:
     """The parts of a plan that apply to this surface; None if there are none."""
-    found = {part.member: getattr(plan, part.member) for part in _used(plan) if surface in part.surfaces}
-    return FaultPlan(**found) if found.keys() - {"p"} else None
+    members = {part.member: getattr(plan, part.member) for part in _used(plan) if surface in part.surfaces}
+    return FaultPlan(**members) if members.keys() - {"p"} else None
 
 
 def plan_for(text: str, surface: FaultSurface) -> FaultPlan:

@@ -185,12 +185,12 @@ def networks_of(views: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         for network in view["networks"]:
             name = network["network"]
             tips[name] = max(tips.get(name, 0), network["tip"])
-            found = sights.setdefault(name, {})
+            upstream_views = sights.setdefault(name, {})
             for upstream in network["upstreams"]:
                 place = (network["kind"], upstream["label"])
-                if place not in found:
-                    found[place] = UpstreamView(upstream["id"], upstream["label"], network["kind"])
-                found[place].add(upstream)
+                if place not in upstream_views:
+                    upstream_views[place] = UpstreamView(upstream["id"], upstream["label"], network["kind"])
+                upstream_views[place].add(upstream)
     return [
         {
             "network": name,
@@ -203,10 +203,10 @@ def networks_of(views: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def status_of(healths: Iterable[UpstreamHealth], now: float) -> Literal["up", "degraded", "down"]:
     """How the states of a network's upstreams affect its users. A withheld upstream takes no calls, whatever its state."""
-    found = {state_of(health, now) for health in healths if not health.withheld}
-    if "up" in found:
+    states = {state_of(health, now) for health in healths if not health.withheld}
+    if "up" in states:
         return "up"
-    return "degraded" if found & _LIMPING else "down"
+    return "degraded" if states & _LIMPING else "down"
 
 
 def last_upstream_of(networks: Iterable[dict[str, Any]], mark: str) -> str | None:
@@ -215,8 +215,8 @@ def last_upstream_of(networks: Iterable[dict[str, Any]], mark: str) -> str | Non
     for network in networks:
         takers = [each for each in network["upstreams"] if each.get("state") != "on_trial"]
         left = [each for each in takers if not each["cordoned"] and not each.get("cordon")]
-        found = next((each for each in left if each["id"] == mark), None)
-        if found is not None and sum(each["kind"] == found["kind"] for each in left) == 1:
+        upstream = next((each for each in left if each["id"] == mark), None)
+        if upstream is not None and sum(each["kind"] == upstream["kind"] for each in left) == 1:
             return str(network["network"])
     return None
 

@@ -76,11 +76,11 @@ class HoldingChanges:
         self.standards.update(other.standards)
 
     def taken_back(self) -> HoldingChanges:
-        found = HoldingChanges()
-        found.tokens = {key: -delta for key, delta in self.tokens.items()}
-        found.nfts = {key: -delta for key, delta in self.nfts.items()}
-        found.standards = dict(self.standards)
-        return found
+        inverse = HoldingChanges()
+        inverse.tokens = {key: -delta for key, delta in self.tokens.items()}
+        inverse.nfts = {key: -delta for key, delta in self.nfts.items()}
+        inverse.standards = dict(self.standards)
+        return inverse
 
     def pack(self) -> bytes:
         parts = [b"t%b%b" % (key, _packed(delta)) for key, delta in self.tokens.items()]
@@ -92,14 +92,14 @@ class HoldingChanges:
 
     @classmethod
     def unpack(cls, data: bytes) -> HoldingChanges:
-        found = cls()
+        changes = cls()
         for kind, key, standard, delta in _records(data):
             if kind == b"t":
-                found.tokens[key] = delta
+                changes.tokens[key] = delta
             else:
-                found.nfts[key] = delta
-                found.standards[key[_ADDRESS:_TOKEN_KEY]] = standard
-        return found
+                changes.nfts[key] = delta
+                changes.standards[key[_ADDRESS:_TOKEN_KEY]] = standard
+        return changes
 
 
 def _packed(delta: int) -> bytes:

@@ -440,12 +440,12 @@ def read_replies(body: bytes) -> dict[bytes, UpstreamReply]:
     except _BAD as exc:
         raise ValueError("not a JSON-RPC batch") from exc
     anonymous = [reply for reply in replies if is_anonymous_error(reply)]
-    found = {bytes(reply.id): _settled(reply) for reply in replies if reply not in anonymous}
-    if len(found) != len(replies) - len(anonymous):
+    by_id = {bytes(reply.id): _settled(reply) for reply in replies if reply not in anonymous}
+    if len(by_id) != len(replies) - len(anonymous):
         raise ValueError("two replies to one call")
     if anonymous:
-        found[NULL] = _settled(anonymous[0])
-    return found
+        by_id[NULL] = _settled(anonymous[0])
+    return by_id
 
 
 def _settled(reply: UpstreamReply) -> UpstreamReply:

@@ -52,5 +52,5 @@ _ALREADY: dict[tuple[WebhookState | None, WebhookTrigger], WebhookState] = {
 
 def after(state: WebhookState | None, cause: WebhookTrigger) -> WebhookState | None:
     """The next state; None if the transition does not exist."""
-    found = TRANSITIONS.get((state, cause))
-    return found if found is not None else _ALREADY.get((state, cause))
+    next_state = TRANSITIONS.get((state, cause))
+    return next_state if next_state is not None else _ALREADY.get((state, cause))

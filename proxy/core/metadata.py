@@ -112,8 +112,8 @@ def _nothing(_: str) -> None:
 
 
 def _first_text(data: dict[str, Any], names: Iterable[str]) -> str | None:
-    found = (data.get(name) for name in names)
-    return next((text for value in found if (text := _scalar(value))), None)
+    values = (data.get(name) for name in names)
+    return next((text for value in values if (text := _scalar(value))), None)
 
 
 def _paragraphs(text: str | None) -> str | None:
@@ -140,10 +140,10 @@ def _image(data: dict[str, Any]) -> str | None:
 
 def _all_traits(data: dict[str, Any]) -> Iterator[Trait]:
     for name in _TRAITS:
-        found = _traits(data.get(name))
-        if (first := next(found, None)) is not None:
+        traits = _traits(data.get(name))
+        if (first := next(traits, None)) is not None:
             yield first
-            yield from found
+            yield from traits
             return
     properties = data.get("properties")
     if isinstance(properties, dict):

@@ -28,9 +28,9 @@ class NearNames:
         if len(text) > MOST_CHARACTERS:
             return ""
         folded = _folded(text)
-        found = self._exact.get(folded) or self._by_deletion.get(folded)
-        if found:
-            return found
+        name = self._exact.get(folded) or self._by_deletion.get(folded)
+        if name:
+            return name
         parts = (self._exact.get(part) or self._by_deletion.get(part) for part in _deletions(folded))
         return next(filter(None, parts), "")
 

@@ -81,8 +81,8 @@ def _depth(brackets: bytes) -> int:
 
 def _openers(data: bytes, bracket: bytes, most: int) -> int:
     """The number of occurrences, counted up to one more than `most`. `find` is faster than `count` if there are few."""
-    found, at = 0, data.find(bracket)
-    while at >= 0 and found <= most:
-        found += 1
+    count, at = 0, data.find(bracket)
+    while at >= 0 and count <= most:
+        count += 1
         at = data.find(bracket, at + 1)
-    return found
+    return count

@@ -32,10 +32,10 @@ def presented_key(
     headers, url = _texts(named), _texts(in_url)
     tokens = _texts(map(_credentials, authorization))
     headers |= {token for token in tokens if has_key(token)} if headers or url else tokens
-    found = headers | url
-    if not found:
+    keys = headers | url
+    if not keys:
         return None
-    return PresentedKey(found.pop() if len(found) == 1 else "", is_in_url=not headers)
+    return PresentedKey(keys.pop() if len(keys) == 1 else "", is_in_url=not headers)
 
 
 def _texts(values: Iterable[str]) -> set[str]:

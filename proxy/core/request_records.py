@@ -149,8 +149,8 @@ def blame_of(outcome: Outcome, status: int) -> Blame:
 def code_of(status: int, error: str) -> str:
     """The code of an error: that of the chain's error object, or the API's code of the status."""
     if error.startswith("{"):
-        found = _RPC_CODE.search(error)
-        return found[1] if found else ""
+        match = _RPC_CODE.search(error)
+        return match[1] if match else ""
     return CODES.get(status) or ("invalid_request" if status < 500 else "internal_error")
 
 

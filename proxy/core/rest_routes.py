@@ -150,22 +150,22 @@ def read_beginning(beginning: bytes) -> RestRecord | None:
 def split_record(record: bytes) -> RestRecord:
     """The record, with its body cut out: reading one of three megabytes would take milliseconds."""
     at = record.find(RECORD_BODY)
-    found = None if at < 0 else read_beginning(record[:at])
-    if found is None:
+    parsed = None if at < 0 else read_beginning(record[:at])
+    if parsed is None:
         return read_record(record)
-    found.body = msgspec.Raw(record[at + len(RECORD_BODY) : -1])
-    return found
+    parsed.body = msgspec.Raw(record[at + len(RECORD_BODY) : -1])
+    return parsed
 
 
 def template_fault(name: str) -> str:
     """Why this is not a route; empty if it is one."""
-    found = _TEMPLATE.fullmatch(name)
-    if found is None:
+    match = _TEMPLATE.fullmatch(name)
+    if match is None:
         return "must be a verb and a path, such as `GET /blocks/{height}`"
     names = _PLACEHOLDER.findall(name)
     if len(names) != len(set(names)):
         return "has a placeholder twice"
-    if any(segment in (".", "..") for segment in found[2].split("/")):
+    if any(segment in (".", "..") for segment in match[2].split("/")):
         return "must not contain dot segments"
     return ""
 
@@ -193,7 +193,7 @@ def _are_rivals(one: Sequence[str], other: Sequence[str]) -> bool:
 
 def _decoded(text: str) -> str:
     """Percent-encoded ASCII without its encoding. Each octet becomes one character."""
-    return _OCTET.sub(lambda found: chr(int(found[1], 16)), text)
+    return _OCTET.sub(lambda match: chr(int(match[1], 16)), text)
 
 
 def _encoded(text: str, safe: str) -> str:
@@ -211,15 +211,15 @@ def segments_of(path: str) -> list[str]:
         raise BadTarget("the path has a % without two hex digits: write %25 for a % itself")
     if path == "/":
         return []
-    found = []
+    segments = []
     for raw in path[1:].split("/"):
         segment = _decoded(raw)
         if not segment:
             raise BadTarget("the path has an empty segment: remove doubled slashes and a slash at its end")
         if segment in (".", "..") or not _SEGMENT.fullmatch(segment):
             raise BadTarget("the path has a segment with dots alone, an encoded slash or another reserved character")
-        found.append(segment)
-    return found
+        segments.append(segment)
+    return segments
 
 
 def query_of(text: str) -> dict[str, list[str]]:
@@ -228,7 +228,7 @@ def query_of(text: str) -> dict[str, list[str]]:
         raise BadTarget(f"the query has more than {LONGEST_TARGET} characters")
     if not text.isascii() or not text.isprintable() or _ENCODED.search(text):
         raise BadTarget("the query must be of printable ASCII: encode other characters with %")
-    found: dict[str, list[str]] = {}
+    parameters: dict[str, list[str]] = {}
     parts = [part for part in text.split("&") if part]
     if len(parts) > MOST_QUERY:
         raise BadTarget(f"the query has more than {MOST_QUERY} parameters")
@@ -237,8 +237,8 @@ def query_of(text: str) -> dict[str, list[str]]:
         decoded = [_decoded(each.replace("+", " ")) for each in (name, value)]
         if not decoded[0] or not all(_PLAIN_QUERY.fullmatch(each) for each in decoded):
             raise BadTarget("the query has a parameter without a name, or with control characters")
-        found.setdefault(decoded[0], []).append(decoded[1])
-    return found
+        parameters.setdefault(decoded[0], []).append(decoded[1])
+    return parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,10 +268,10 @@ class RouteTable:
         verb, path = name.split(" ")
         branch = self._root
         for segment in path[1:].split("/") if path != "/" else ():
-            if found := _PLACEHOLDER.fullmatch(segment):
+            if match := _PLACEHOLDER.fullmatch(segment):
                 if not branch.placeholder:
-                    branch.placeholder.append((found[1], _Branch()))
-                elif branch.placeholder[0][0] != found[1]:
+                    branch.placeholder.append((match[1], _Branch()))
+                elif branch.placeholder[0][0] != match[1]:
                     raise ValueError(f"another route calls {segment} {{{branch.placeholder[0][0]}}}: use one name")
                 branch = branch.placeholder[0][1]
             else:
@@ -280,26 +280,26 @@ class RouteTable:
 
     def find(self, segments: Sequence[str]) -> tuple[Mapping[str, str], Mapping[str, str]]:
         """The routes for a path by verb, and the values of their placeholders. Both are empty if there are none."""
-        found = _matching(self._root, segments, 0)
-        return ({}, {}) if found is None else (found[0].methods, dict(found[1]))
+        match = _matching(self._root, segments, 0)
+        return ({}, {}) if match is None else (match[0].methods, dict(match[1]))
 
 
 def _matching(branch: _Branch, segments: Sequence[str], at: int) -> tuple[_Branch, list[tuple[str, str]]] | None:
     if at == len(segments):
         return (branch, []) if branch.methods else None
     below = branch.literal.get(segments[at])
-    if below is not None and (found := _matching(below, segments, at + 1)) is not None:
-        return found
+    if below is not None and (match := _matching(below, segments, at + 1)) is not None:
+        return match
     for name, behind in branch.placeholder:
-        if (found := _matching(behind, segments, at + 1)) is not None:
-            return found[0], [(name, segments[at]), *found[1]]
+        if (match := _matching(behind, segments, at + 1)) is not None:
+            return match[0], [(name, segments[at]), *match[1]]
     return None
 
 
 def target_of(method: str, params: RestParams) -> tuple[str, str]:
     """The verb, and the path with its query as an upstream gets it."""
     verb, template = method.split(" ")
-    path = _PLACEHOLDER.sub(lambda found: _encoded(params.path.get(found[1], ""), _PATH_SAFE), template)
+    path = _PLACEHOLDER.sub(lambda match: _encoded(params.path.get(match[1], ""), _PATH_SAFE), template)
     pairs = [(name, value) for name, values in params.query.items() for value in values]
     query = "&".join(f"{_encoded(name, _QUERY_SAFE)}={_encoded(value, _QUERY_SAFE)}" for name, value in pairs)
     return verb, f"{path}?{query}" if query else path
@@ -319,14 +319,14 @@ def accepted_type(accept: str, types: Sequence[str]) -> str:
 
 def _weight(accept: str, kind: str) -> float:
     """The weight of the most specific range that covers the type."""
-    found, specific = 0.0, -1
+    weight, specific = 0.0, -1
     for part in accept[:1024].split(","):
         name, *options = [each.strip().lower() for each in part.split(";")]
         rank = 2 if name == kind else 1 if name == f"{kind.partition('/')[0]}/*" else 0 if name == "*/*" else -1
         if rank > specific:
             weights = [each[2:] for each in options if each.startswith("q=")]
-            found, specific = (_number(weights[0]) if weights else 1.0), rank
-    return found
+            weight, specific = (_number(weights[0]) if weights else 1.0), rank
+    return weight
 
 
 def _number(text: str) -> float:

@@ -142,23 +142,23 @@ class UpstreamGroup:
 
     def used_up_by(self, account: str) -> int:
         """The upstreams of whose budget this account has used its part, as a bit set of indexes."""
-        found = 0
+        bits = 0
         for member in self.members:
             budget = None if member.meter is None else member.meter.budget
             if budget is not None and account in budget.over_accounts:
-                found |= 1 << member.index
-        return found
+                bits |= 1 << member.index
+        return bits
 
     def _others(self) -> int:
         """The canaries that this call is not due to, as a bit set of indexes."""
-        found = 0
+        bits = 0
         for at, member in enumerate(self._canaries):
             self._due[at] += member.share
             if self._due[at] < 1.0:
-                found |= 1 << member.index
+                bits |= 1 << member.index
             else:
                 self._due[at] -= 1.0
-        return found
+        return bits
 
     def _fit(self, now: float, needs: UpstreamNeeds) -> list[UpstreamHealth]:
         """The members that meet the needs."""
@@ -200,11 +200,11 @@ class UpstreamGroup:
 
     def doubtful_for_writes(self, now: float) -> int:
         """The upstreams, as a bit set of indexes, that get a write only if there is no other: a write cannot be repeated."""
-        found = 0
+        bits = 0
         for member in self.members:
             if member.pause_s or member.silent or now < member.writes_paused_until:
-                found |= 1 << member.index
-        return found
+                bits |= 1 << member.index
+        return bits
 
     def _better_of_two(self, fit: list[UpstreamHealth]) -> UpstreamHealth:
         if len(fit) == 1:

@@ -67,8 +67,8 @@ class RoutingRule(RuleTerms):
 
     def excludes(self, labels: Collection[str], figures: Mapping[Figure, float]) -> bool:
         """Whether an upstream that exceeds a limit gets no call, not even one that no other upstream takes."""
-        found = self._above_limit(labels, figures)
-        return self.then == "exclude" and any(name not in CAUSED_BY_CALLS for name in found)
+        exceeded = self._above_limit(labels, figures)
+        return self.then == "exclude" and any(name not in CAUSED_BY_CALLS for name in exceeded)
 
     def _above_limit(self, labels: Collection[str], figures: Mapping[Figure, float]) -> list[Figure]:
         if not self.above or any(label not in labels for label in self.labels):
@@ -120,13 +120,13 @@ def steered(
 
 def exclusions(rules: Sequence[RoutingRule], member: UpstreamHealth, tip: int) -> dict[int, str]:
     """The rules whose limits an upstream exceeds now, by number, each with its effect and reason."""
-    found = {}
+    reasons = {}
     for rule in rules:
         # The cost depends on the method, so a rule for several has the price of its first.
         method = rule.methods[0] if rule.methods else ""
         if reason := rule.exceeded(member.words, figures_of(member, tip, method)):
-            found[rule.number] = f"{effect_of(rule)} by rule {rule.number}: {reason}"
-    return found
+            reasons[rule.number] = f"{effect_of(rule)} by rule {rule.number}: {reason}"
+    return reasons
 
 
 def effect_of(rule: RoutingRule) -> str:

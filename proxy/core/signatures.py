@@ -54,7 +54,7 @@ def standard(secret: str, event_id: str, timestamp: int, body: bytes) -> str:
 
 def headers(*, event_type: str, event_id: str, secrets: Sequence[str], timestamp: int, body: bytes) -> dict[str, str]:
     """All headers of an attempt. `secrets`: the newest first. `event_type`: picks the format."""
-    found = {
+    all_headers = {
         "Content-Type": "application/json",
         "webhook-id": event_id,
         "webhook-timestamp": str(timestamp),
@@ -62,13 +62,13 @@ def headers(*, event_type: str, event_id: str, secrets: Sequence[str], timestamp
     }
     if format_of(event_type) == "A":
         name, signed = "X-Service-Signature", [format_a(secret, timestamp, body) for secret in secrets]
-        found["X-Service-Timestamp"] = str(timestamp)
+        all_headers["X-Service-Timestamp"] = str(timestamp)
     else:
         name, signed = "X-Platform-Signature", [format_b(secret, body) for secret in secrets]
-        found["X-Webhook-Event"] = event_type
-        found["X-Webhook-Idempotency-Key"] = event_id
-    found.update(zip((name, f"{name}-Previous"), signed, strict=False))
-    return found
+        all_headers["X-Webhook-Event"] = event_type
+        all_headers["X-Webhook-Idempotency-Key"] = event_id
+    all_headers.update(zip((name, f"{name}-Previous"), signed, strict=False))
+    return all_headers
 
 
 def matches(given: str, expected: str) -> bool:

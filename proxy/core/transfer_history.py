@@ -106,8 +106,8 @@ def position_of(cursor: str) -> Position | None:
         block, place = _CURSOR.unpack(base64.b64decode(cursor + "==", altchars=b"-_", validate=True))
     except (ValueError, struct.error):
         return None
-    found = Position(block, place)
-    return found if max(found) <= _MOST and cursor_of(found) == cursor else None
+    position = Position(block, place)
+    return position if max(position) <= _MOST and cursor_of(position) == cursor else None
 
 
 def blocks_per_table(block_time_s: float) -> int:

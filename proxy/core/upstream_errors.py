@@ -107,8 +107,8 @@ class ErrorRule:
 
 def matching(kind: ErrorKind, *phrases: str, codes: Iterable[int] = (), in_data: bool = False) -> ErrorRule:
     """Phrases are lower case; `*` stands for anything between."""
-    found = "|".join(re.escape(phrase).replace(r"\*", ".*") for phrase in phrases)
-    return ErrorRule(kind, frozenset(codes), re.compile(found, re.DOTALL) if found else None, in_data)
+    pattern = "|".join(re.escape(phrase).replace(r"\*", ".*") for phrase in phrases)
+    return ErrorRule(kind, frozenset(codes), re.compile(pattern, re.DOTALL) if pattern else None, in_data)
 
 
 def _codes(kind: ErrorKind, *codes: int) -> ErrorRule:
@@ -251,8 +251,8 @@ def classify(error: bytes, rules: Sequence[ErrorRule] = ()) -> UpstreamError:
 
 
 def _data_text(error: bytes) -> str:
-    found = _members(error)
-    texts = [bytes(found[name])[:_READ_CHARACTERS] for name in ("cause", "data") if name in found]
+    members = _members(error)
+    texts = [bytes(members[name])[:_READ_CHARACTERS] for name in ("cause", "data") if name in members]
     return b"\n".join(texts).decode("utf-8", "replace").lower()
 
 
@@ -310,8 +310,8 @@ def translate(
         code = _INTERNAL_ERROR if verdict.kind == "unauthorized" else code
         return b'{"code":%d,"message":"%b"}' % (code, _OUR_WORDS[verdict.kind].encode())
     parts = [b'"code":%d' % code, b'"message":%b' % msgspec.json.encode(verdict.message)]
-    found = _members(error)
-    parts += [b'"%b":%b' % (name.encode(), bytes(found[name])) for name in ("data", *members) if name in found]
+    given = _members(error)
+    parts += [b'"%b":%b' % (name.encode(), bytes(given[name])) for name in ("data", *members) if name in given]
     return b"{%b}" % b",".join(parts)
 
 

@@ -26,7 +26,7 @@ _encode: Final = msgspec.json.Encoder().encode
 def params_of(method: str, types: Mapping[str, UriType], query: Mapping[str, Sequence[str]]) -> bytes:
     """The params of a call. `types`: by the name of a parameter, or by `method.parameter` where a method differs. Raises
     BadTarget."""
-    found = {}
+    params = {}
     for name, values in query.items():
         if (kind := types.get(f"{method}.{name}", types.get(name))) is None:
             known = ", ".join(each for each in types if "." not in each)
@@ -34,8 +34,8 @@ def params_of(method: str, types: Mapping[str, UriType], query: Mapping[str, Seq
         if len(values) > 1:
             raise BadTarget(f"the parameter {name!r} is there twice: send it once")
         if values[0]:
-            found[name] = _value(name, kind, values[0])
-    return _encode(found)
+            params[name] = _value(name, kind, values[0])
+    return _encode(params)
 
 
 def _value(name: str, kind: UriType, text: str) -> Any:

@@ -67,8 +67,8 @@ def with_id(uri: str, token_id: int) -> str:
 def locate(uri: str, gateways: Gateways) -> InlineDocument | RemoteDocument | None:
     """The location of a token's document; None if the URI is not usable."""
     uri = uri.strip()
-    if found := _DATA.fullmatch(uri):
-        return _inline(found[1], found[2])
+    if match := _DATA.fullmatch(uri):
+        return _inline(match[1], match[2])
     if uri[:1] in "{[<" and uri:
         return InlineDocument("image/svg+xml" if uri[0] == "<" else "application/json", uri.encode("utf-8", "replace"))
     if (kept := _content(uri, gateways)) is not None:
@@ -81,10 +81,10 @@ def shown(uri: str) -> str | None:
     uri = uri.strip()
     if not uri or len(uri) > LONGEST:
         return None
-    if found := _DATA.fullmatch(uri):
-        if not found[1].lstrip().lower().startswith("image/"):
+    if match := _DATA.fullmatch(uri):
+        if not match[1].lstrip().lower().startswith("image/"):
             return None
-        gap = "" if found[1].lower().endswith("base64") else " "
+        gap = "" if match[1].lower().endswith("base64") else " "
         return quoted(_SPACE.sub(gap, uri)).replace("#", "%23")
     if uri[0] == "<":
         return "data:image/svg+xml;utf8," + quoted(uri).replace("#", "%23")
@@ -102,27 +102,27 @@ def over_http(uri: str, gateways: Gateways) -> str | None:
 
 def quoted(text: str) -> str:
     """The text with all characters percent-encoded that a URI may not contain. Encoded ones stay as they are."""
-    return _NOT_A_URI.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "replace")), text)
+    return _NOT_A_URI.sub(lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "replace")), text)
 
 
 def _content(uri: str, gateways: Gateways) -> str | None:
     """The address of content-addressed data at our gateways."""
     if (path := _ipfs_path(uri)) is not None:
         return f"{gateways.ipfs}/{path[0]}/{path[1]}"
-    if found := _ARWEAVE.fullmatch(uri):
-        rest = _within(found[2] or "")
-        return None if rest is None else f"{gateways.arweave}/{found[1]}{rest}"
+    if match := _ARWEAVE.fullmatch(uri):
+        rest = _within(match[2] or "")
+        return None if rest is None else f"{gateways.arweave}/{match[1]}{rest}"
     return None
 
 
 def _ipfs_path(uri: str) -> tuple[str, str] | None:
     """The kind (ipfs or ipns), and the name with the path below it."""
-    if found := _IPNS.fullmatch(uri):
-        return _below("ipns", found[1], found[2])
+    if match := _IPNS.fullmatch(uri):
+        return _below("ipns", match[1], match[2])
     for pattern in (_BY_PATH, _BY_HOST, _IPFS):
-        if found := pattern.fullmatch(uri):
-            kind = found[1].lower() if pattern is not _BY_HOST and found[1] else "ipfs"
-            if (path := _below(kind, *found.groups()[-2:])) is not None:
+        if match := pattern.fullmatch(uri):
+            kind = match[1].lower() if pattern is not _BY_HOST and match[1] else "ipfs"
+            if (path := _below(kind, *match.groups()[-2:])) is not None:
                 return path
     return _below("ipfs", uri, "") if _CID.fullmatch(uri) else None
 
@@ -153,9 +153,9 @@ def _inline(head: str, body: str) -> InlineDocument | None:
         return None
 
 
-def _decoded(found: re.Match[bytes]) -> bytes:
+def _decoded(match: re.Match[bytes]) -> bytes:
     """Decodes a run of percent-encoded bytes."""
-    return bytes.fromhex(found[0].replace(b"%", b"").decode())
+    return bytes.fromhex(match[0].replace(b"%", b"").decode())
 
 
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")

@@ -104,18 +104,18 @@ class UrlPattern:
         # A parameter that is there twice could be two keys.
         if self.query and (not self.query.keys() <= given.keys() or len(given) != len(url.query)):
             return None
-        found = {KEY: ""}
+        texts = {KEY: ""}
         pairs = [*zip(wanted, url.host, strict=False), *zip(self.path, url.path, strict=True)]
         pairs += [(word, given[name]) for name, word in self.query.items()]
         for word, text in pairs:
             if (word not in PLACEHOLDERS and word != text) or (word in PLACEHOLDERS and not text):
                 return None
-            found[word] = text
-        network = find(found[NETWORK])
-        if network is None or not _WORD.fullmatch(found.get(NAME, "x")):
+            texts[word] = text
+        network = find(texts[NETWORK])
+        if network is None or not _WORD.fullmatch(texts.get(NAME, "x")):
             return None
-        path = self.to.replace(NETWORK, network.replace("/", "-")).replace(NAME, found.get(NAME, ""))
-        return UrlMeaning(network, found[KEY], frozenset(self.query), path)
+        path = self.to.replace(NETWORK, network.replace("/", "-")).replace(NAME, texts.get(NAME, ""))
+        return UrlMeaning(network, texts[KEY], frozenset(self.query), path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +150,15 @@ class UrlAliases:
             return _first(self._of_calls, url)
         if kind == "call":
             return _first(self._of_calls, url) or _first(self._of_rest, url)
-        found = _first(self._of_rest, url) or _first(self._of_calls, url)
+        meaning = _first(self._of_rest, url) or _first(self._of_calls, url)
         # A page that is opened in a browser has no key.
-        return found if found is not None and (found.path or found.key) else None
+        return meaning if meaning is not None and (meaning.path or meaning.key) else None
 
 
 def _first(patterns: Sequence[tuple[UrlPattern, NetworkFinder]], url: SplitUrl) -> UrlMeaning | None:
     for pattern, find in patterns:
-        if (found := pattern.read(url, find)) is not None:
-            return found
+        if (meaning := pattern.read(url, find)) is not None:
+            return meaning
     return None
 
 

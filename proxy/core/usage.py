@@ -150,13 +150,13 @@ TouchedTallies = list[tuple[KeyTallies, Tally]]
 
 def gather(touched: TouchedTallies, most: int | None = None) -> list[tuple[str, str, Tally]]:
     """The usage of each key since the last call, with its account, or of the first `most`. Nothing is counted twice."""
-    found = []
+    usage = []
     for tallies, whole in touched[:most]:
         own = tallies.pop(whole)
         whole.add(own)
-        found.append((tallies.account, tallies.key, own))
+        usage.append((tallies.account, tallies.key, own))
     del touched[:most]
-    return found
+    return usage
 
 
 @dataclass(slots=True)
@@ -263,5 +263,5 @@ def lines_of(points: Iterable[tuple[str | None, int, UsageSums]]) -> list[ChartL
             line = lines[name] = ChartLine(OTHER if name is None else name)
         line.add(at, used)
     rest = lines.pop(None, None)
-    found = sorted(lines.values(), key=lambda line: (-line.total.requests, line.name))
-    return found if rest is None else [*found, rest]
+    ordered = sorted(lines.values(), key=lambda line: (-line.total.requests, line.name))
+    return ordered if rest is None else [*ordered, rest]

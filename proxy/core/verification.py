@@ -50,10 +50,10 @@ def parse(text: str) -> Verification:
     """Read `quorum 2/3` or `proof`; raises ValueError."""
     if text == "proof":
         return PROOF
-    found = _QUORUM.fullmatch(text)
-    if found is None:
+    match = _QUORUM.fullmatch(text)
+    if match is None:
         raise ValueError
-    needed, asked = int(found[1]), int(found[2])
+    needed, asked = int(match[1]), int(match[2])
     if not 1 < needed <= asked:
         raise ValueError
     return Verification("quorum", needed, asked)
@@ -81,10 +81,10 @@ def digest_of(result: bytes, volatile: frozenset[str] = frozenset()) -> str:
 
 def digest_of_error(error: bytes, volatile: frozenset[str] = frozenset()) -> str:
     """A digest of an error. Nodes agree on the code and the data of a revert, but not on the message."""
-    found = msgspec.json.decode(error)
-    if not isinstance(found, dict):
+    decoded = msgspec.json.decode(error)
+    if not isinstance(decoded, dict):
         raise ValueError("an error must be an object")
-    return _digest(["error", found.get("code"), canonical(found.get("data"), volatile)])
+    return _digest(["error", decoded.get("code"), canonical(decoded.get("data"), volatile)])
 
 
 def agreed_result(results: Sequence[bytes], volatile: frozenset[str] = frozenset()) -> bytes:
@@ -102,11 +102,11 @@ def agreed_error(errors: Sequence[bytes], volatile: frozenset[str] = frozenset()
     """The same for errors. A message that not all of them give is replaced."""
     if all(each == errors[0] for each in errors):
         return errors[0]
-    found = [msgspec.json.decode(each) for each in errors]
-    code, message = found[0].get("code"), found[0].get("message")
-    if any(each.get("message") != message for each in found):
+    decoded = [msgspec.json.decode(each) for each in errors]
+    code, message = decoded[0].get("code"), decoded[0].get("message")
+    if any(each.get("message") != message for each in decoded):
         message = _REVERTED if code == _REVERT_CODE else _OTHER_ERROR
-    data = reduce(partial(_common, volatile=volatile), [each.get("data") for each in found])
+    data = reduce(partial(_common, volatile=volatile), [each.get("data") for each in decoded])
     return msgspec.json.encode({"code": code, "message": message, **({} if data is None else {"data": data})})
 
 

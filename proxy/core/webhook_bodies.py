@@ -66,8 +66,8 @@ def is_test(body: bytes) -> bool:
 
 def data_of(body: bytes) -> dict[str, Any]:
     """The data of a body."""
-    found: dict[str, Any] = msgspec.json.decode(body)["data"]
-    return found
+    data: dict[str, Any] = msgspec.json.decode(body)["data"]
+    return data
 
 
 def with_data(body: bytes, data: Mapping[str, Any]) -> bytes:
