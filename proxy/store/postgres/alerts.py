@@ -84,10 +84,10 @@ class AlertStore:
             await self.sender.raise_all(connection, account, [Alert("test", 0, name)])
             return True
 
-    async def raise_all(self, account: str, found: Sequence[Alert]) -> int:
+    async def raise_all(self, account: str, new_alerts: Sequence[Alert]) -> int:
         """Record alerts and queue their mails and events. Returns the number of alerts that are sent."""
         async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
-            return await self.sender.raise_all(connection, account, found)
+            return await self.sender.raise_all(connection, account, new_alerts)
 
     # For the process that watches all accounts
 
@@ -119,14 +119,14 @@ class AlertSender:
         self._sends_mail = sends_mail
         self._dashboard_url = dashboard_url
 
-    async def raise_all(self, connection: DatabaseConnection, account: str, found: Sequence[Alert]) -> int:
+    async def raise_all(self, connection: DatabaseConnection, account: str, new_alerts: Sequence[Alert]) -> int:
         settings = await read_settings(connection, account)
-        found = [each for each in found if each.kind in (*settings.kinds, "test")]
-        if not found:
+        new_alerts = [each for each in new_alerts if each.kind in (*settings.kinds, "test")]
+        if not new_alerts:
             return 0
-        ids = [_event_id(settings, each) for each in found]
-        rows = await connection.fetch(sql.alerts.raise_alerts, account, *_columns(found, ids))
-        sent = alerts.sent_ones(found, {tuple(row) for row in rows})
+        ids = [_event_id(settings, each) for each in new_alerts]
+        rows = await connection.fetch(sql.alerts.raise_alerts, account, *_columns(new_alerts, ids))
+        sent = alerts.sent_ones(new_alerts, {tuple(row) for row in rows})
         if not sent:
             return 0
         if self._sends_mail and settings.by_mail and (mailed := [e for e in sent if e.kind != "webhook_paused"]):
@@ -202,10 +202,10 @@ def _event_id(settings: AlertSettings, alert: Alert) -> str | None:
     return webhook_bodies.event_id(settings.webhook_id, EVENT_TYPES["json"], *place)
 
 
-def _columns(found: Sequence[Alert], ids: Sequence[str | None]) -> list[list[Any]]:
+def _columns(new_alerts: Sequence[Alert], ids: Sequence[str | None]) -> list[list[Any]]:
     rows = [
         (each.kind, each.subject, each.threshold, each.period, each.is_sent, json_text(each.about), event_id)
-        for each, event_id in zip(found, ids, strict=True)
+        for each, event_id in zip(new_alerts, ids, strict=True)
     ]
     return [list(column) for column in zip(*rows, strict=True)]
 

@@ -132,5 +132,5 @@ class BadRows:
         now = time.monotonic()
         if now - self._logged_at >= LOG_EVERY_S:
             self._logged_at = now
-            found = {"kind": self._kind, "error": type(cause).__name__, "count": self._count, **about}
-            log.error("row set aside: its values cannot be processed", extra=found)
+            fields = {"kind": self._kind, "error": type(cause).__name__, "count": self._count, **about}
+            log.error("row set aside: its values cannot be processed", extra=fields)

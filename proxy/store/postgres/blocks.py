@@ -125,8 +125,8 @@ class LeaderSession:
     async def follower_block(self) -> int | None:
         """The block that the follower has reached; None if none is running."""
         async with self.transaction() as connection:
-            found: int | None = await connection.fetchval(sql.blocks.follower_block, self.number, FOLLOWING)
-        return found
+            block: int | None = await connection.fetchval(sql.blocks.follower_block, self.number, FOLLOWING)
+        return block
 
     async def uncovered(self, contract: bytes, first: int, last: int) -> list[tuple[int, int]]:
         """Return the parts of a range that no back-fill has covered, neither for this contract nor for all."""

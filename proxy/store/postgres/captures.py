@@ -44,8 +44,8 @@ class CaptureStore:
 
     async def now(self) -> datetime.datetime:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
-            found: datetime.datetime = await connection.fetchval(sql.keys.read_clock)
-            return found
+            now: datetime.datetime = await connection.fetchval(sql.keys.read_clock)
+            return now
 
     async def count(self, accounts: Sequence[str], since: datetime.datetime) -> int:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
@@ -56,9 +56,9 @@ class CaptureStore:
         after, after_id = since, ""
         while True:
             async with self._pool.connection(within_s=PATIENT_S) as connection:
-                found = await connection.fetch(sql.requests.list_captured, accounts, after, after_id, ROWS)
-            for row in found:
+                rows = await connection.fetch(sql.requests.list_captured, accounts, after, after_id, ROWS)
+            for row in rows:
                 yield CapturedRow(**row)
-            if len(found) < ROWS:
+            if len(rows) < ROWS:
                 return
-            after, after_id = found[-1]["at"], found[-1]["id"]
+            after, after_id = rows[-1]["at"], rows[-1]["id"]

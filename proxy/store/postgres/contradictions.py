@@ -28,15 +28,15 @@ class ContradictionStore:
     def __repr__(self) -> str:
         return f"<ContradictionStore {self._pool!r}>"
 
-    async def write(self, found: Sequence[ContradictedReply]) -> None:
+    async def write(self, replies: Sequence[ContradictedReply]) -> None:
         """Add these replies, and delete those that are too old or exceed the limit."""
         async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
             await connection.execute(
                 sql.contradictions.add,
-                [datetime.datetime.fromtimestamp(each.at, datetime.UTC) for each in found],
-                [json_text(each.others) for each in found],
-                *[[getattr(each, name) for each in found] for name in _COLUMNS],
-                *[[storable(getattr(each, name)) for each in found] for name in _TEXTS],
+                [datetime.datetime.fromtimestamp(each.at, datetime.UTC) for each in replies],
+                [json_text(each.others) for each in replies],
+                *[[getattr(each, name) for each in replies] for name in _COLUMNS],
+                *[[storable(getattr(each, name)) for each in replies] for name in _TEXTS],
             )
             await connection.execute(sql.contradictions.trim, MOST_OF_NETWORK, KEEP_DAYS)
 

@@ -173,11 +173,11 @@ class DeliveryStore:
             if uncounted:
                 async with connection.transaction():
                     held, exhausted = await _take_quota(connection, uncounted, day_limits, at)
-            found = await _with_events(
+            pairs = await _with_events(
                 connection, sql.deliveries.read_claimed, [row for row in rows if row["event_id"] not in held]
             )
             claimed = []
-            for row, event in found:
+            for row, event in pairs:
                 with self._bad.skipped(event=row["event_id"]):
                     claimed.append(_claimed(row, event))
             if late := [each for each in claimed if each.fault is not None and each.fault.wait_s]:
@@ -247,8 +247,8 @@ class DeliveryStore:
             return
         state = "disabled" if cause == "gone" else "paused"
         attempt = f"{claimed.event_id} {claimed.claim}"
-        found = alerts.of_pause(claimed.webhook_id, attempt, url=claimed.url, state=state)
-        await self._alerts.raise_all(connection, claimed.account, [found])
+        alert = alerts.of_pause(claimed.webhook_id, attempt, url=claimed.url, state=state)
+        await self._alerts.raise_all(connection, claimed.account, [alert])
 
     # Reads and redelivery for owners
 
@@ -270,10 +270,10 @@ class DeliveryStore:
             rows = await connection.fetch(
                 sql.deliveries.list_deliveries, webhook_id, first, state, days, page.limit, offset
             )
-            found = await _with_events(connection, sql.deliveries.describe_events, rows)
+            pairs = await _with_events(connection, sql.deliveries.describe_events, rows)
             attempts = await _list_attempts(connection, rows)
         total = sum(row["count"] for row in counted)
-        return [_delivery(row, event, attempts[row["event_id"]]) for row, event in found], total
+        return [_delivery(row, event, attempts[row["event_id"]]) for row, event in pairs], total
 
     async def read(self, webhook_id: str, event_id: str) -> Delivery | None:
         """One delivery with its body, and its attempts with what was sent and received."""
@@ -291,17 +291,17 @@ class DeliveryStore:
             rows = await connection.fetch(sql.deliveries.recent_attempts, webhook_ids, RECENT)
             counts = await connection.fetch(sql.deliveries.count_last_day, webhook_ids, COUNTED)
         counted = {row["webhook_id"]: row["events"] for row in counts}
-        found: defaultdict[str, list[Attempt]] = defaultdict(list)
+        attempts: defaultdict[str, list[Attempt]] = defaultdict(list)
         for row in rows:
-            found[row["webhook_id"]].append(_attempt(row))
-        return {each: WebhookHealth(tuple(found[each]), counted[each]) for each in webhook_ids}
+            attempts[row["webhook_id"]].append(_attempt(row))
+        return {each: WebhookHealth(tuple(attempts[each]), counted[each]) for each in webhook_ids}
 
     async def redeliver(self, webhook_id: str, event_id: str) -> bool:
         """Make a delivery due again; return False if there is none or its event was removed by a reorganisation."""
         async with self._pool.connection() as connection, connection.transaction():
-            found = await connection.fetchval(sql.deliveries.redeliver, webhook_id, event_id)
+            redelivered = await connection.fetchval(sql.deliveries.redeliver, webhook_id, event_id)
             await notify(connection)
-        return found is not None
+        return redelivered is not None
 
     async def redeliver_since(
         self, webhook_id: str, since: datetime.datetime, until: datetime.datetime, *, state: str | None
@@ -445,24 +445,24 @@ async def _with_events(connection: DatabaseConnection, query: str, rows: Sequenc
     by_day: defaultdict[datetime.date, list[str]] = defaultdict(list)
     for row in rows:
         by_day[row["day"]].append(row["event_id"])
-    found: dict[str, Any] = {}
+    by_id: dict[str, Any] = {}
     for day, ids in by_day.items():
-        found |= {event["id"]: event for event in await connection.fetch(query, day, ids)}
-    return [(row, found[row["event_id"]]) for row in rows if row["event_id"] in found]
+        by_id |= {event["id"]: event for event in await connection.fetch(query, day, ids)}
+    return [(row, by_id[row["event_id"]]) for row in rows if row["event_id"] in by_id]
 
 
 async def _list_attempts(connection: DatabaseConnection, rows: Sequence[Any]) -> Mapping[str, list[Attempt]]:
     """The last attempts of each delivery."""
-    found: defaultdict[str, list[Attempt]] = defaultdict(list)
+    attempts: defaultdict[str, list[Attempt]] = defaultdict(list)
     if not rows:
-        return found
+        return attempts
     now = datetime.datetime.now(datetime.UTC)
     first = min(row["created_at"] for row in rows) - CLOCKS
     last = max(row["finished_at"] or now for row in rows) + CLOCKS
     ids = [row["event_id"] for row in rows]
     for each in await connection.fetch(sql.deliveries.list_attempts, ids, SHOWN_ATTEMPTS, first, last):
-        found[each["event_id"]].append(_attempt(each))
-    return found
+        attempts[each["event_id"]].append(_attempt(each))
+    return attempts
 
 
 def _claimed(row: Any, event: Any) -> ClaimedDelivery:

@@ -119,19 +119,19 @@ class FleetStore:
         rows = await _followed(self._pool)
         for network, pool in self._index_pools.items():
             try:
-                found = await _followed(pool)
+                index_rows = await _followed(pool)
             except Unavailable:
                 continue
-            rows += [{**row, "network": network + INDEX} for row in found if row["network"] == network]
+            rows += [{**row, "network": network + INDEX} for row in index_rows if row["network"] == network]
         return sorted(rows, key=lambda row: str(row["network"]))
 
     async def deliveries(self) -> tuple[dict[str, Any], dict[str, int]]:
         """Return the counts of unfinished deliveries, and of webhooks by status."""
         async with self._pool.connection() as connection:
             row = await connection.fetchrow(sql.fleet.count_deliveries)
-            found = await connection.fetch(sql.fleet.count_webhooks)
+            webhook_counts = await connection.fetch(sql.fleet.count_webhooks)
         assert row is not None
-        return dict(row), {each["status"]: each["webhooks"] for each in found}
+        return dict(row), {each["status"]: each["webhooks"] for each in webhook_counts}
 
 
 async def _followed(pool: Pool) -> list[dict[str, Any]]:

@@ -63,8 +63,8 @@ class HoldingStore:
         An amount may be wrong for a token that rebases.
         """
         ((contracts,),) = await self._fetch(sql.holdings.tokens_of, network, holder, limit)
-        found: bytes = contracts or b""
-        return [found[start : start + CONTRACT_BYTES] for start in range(0, len(found), CONTRACT_BYTES)]
+        packed: bytes = contracts or b""
+        return [packed[start : start + CONTRACT_BYTES] for start in range(0, len(packed), CONTRACT_BYTES)]
 
     async def nfts_of(
         self, network: str, holder: bytes, *, limit: int, offset: int = 0, contracts: Sequence[bytes] = ()

@@ -247,7 +247,7 @@ class KeyStore:
             list(scopes),
             own.requests_per_second,
             own.units_per_second,
-            *(found or [] for found in (*restrictions.places(), *restrictions.uses())),
+            *(listed or [] for listed in (*restrictions.places(), *restrictions.uses())),
             self._previous_digest(key),
             self._check_value,
             None if chosen == [*USUAL_DIRECTIVES] else chosen,
@@ -273,9 +273,9 @@ class KeyStore:
         plan = await connection.fetchval(sql.keys.lock_keys, account_id)
         if plan is None:
             raise NotFound(f"there is no account {account_id}")
-        found = await connection.fetchrow(sql.keys.count_keys, account_id)
-        assert found is not None
-        return self._plans[plan if plan in self._plans else "free"], found["lasting"], found["ending"]
+        counts = await connection.fetchrow(sql.keys.count_keys, account_id)
+        assert counts is not None
+        return self._plans[plan if plan in self._plans else "free"], counts["lasting"], counts["ending"]
 
     async def rotate_key(self, key_id: str, *, overlap_s: float, by: Grantor | None = None) -> tuple[KeyRow, str]:
         """Create a successor with the same lineage, scopes and rate limits; the old key works until the overlap ends.

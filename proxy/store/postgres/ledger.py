@@ -208,8 +208,8 @@ class LedgerStore:
         """The lifetime totals of each policy."""
         async with self._pool.connection() as connection:
             rows = await connection.fetch(sql.ledger.read_totals, policies, day)
-        found = {row["id"]: _meter(row) for row in rows}
-        return {policy: found.get(policy, LimitMeter(0, 0, 0)) for policy in policies}
+        meters = {row["id"]: _meter(row) for row in rows}
+        return {policy: meters.get(policy, LimitMeter(0, 0, 0)) for policy in policies}
 
     async def total(self, policy: str, day: datetime.date) -> LimitMeter:
         return (await self.totals([policy], day))[policy]

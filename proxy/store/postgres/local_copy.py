@@ -116,14 +116,14 @@ def _frames(rows: Iterable[tuple[str, Any]]) -> Iterator[bytes]:
 
 
 def _read(path: Path) -> CopiedRows:
-    found: CopiedRows = {}
+    rows: CopiedRows = {}
     try:
         with path.open("rb") as file:
             while len(head := file.read(_LENGTH.size)) == _LENGTH.size:
                 (size,) = _LENGTH.unpack(head)
                 if len(data := file.read(size)) < size:
                     break
-                found.update(msgspec.msgpack.decode(data))
+                rows.update(msgspec.msgpack.decode(data))
     except FileNotFoundError:
         return {}
-    return found
+    return rows

@@ -33,8 +33,8 @@ class QueuedMail:
     @property
     def about(self) -> Mapping[str, Any]:
         """Read late: a text that cannot be read must not keep other mails from being claimed."""
-        found: Mapping[str, Any] = orjson.loads(self.about_text)
-        return found
+        about: Mapping[str, Any] = orjson.loads(self.about_text)
+        return about
 
 
 class MailStore:
@@ -63,8 +63,8 @@ class MailStore:
     async def next_s(self, kinds: Sequence[str]) -> float | None:
         """Return the seconds until the next mail of these kinds is due, or None if there is none."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
-            found = await connection.fetchval(sql.mails.next_due, kinds)
-        return None if found is None else float(found)
+            due_s = await connection.fetchval(sql.mails.next_due, kinds)
+        return None if due_s is None else float(due_s)
 
 
 async def add(connection: DatabaseConnection, webhook_id: str, kind: str, about: Mapping[str, Any]) -> None:

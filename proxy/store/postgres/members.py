@@ -91,18 +91,18 @@ class MemberStore:
     async def change_role(self, account: str, by: str, member: str, role: Role) -> tuple[str, str]:
         """Return the member's address and former role. Invitations by the member end: the new role may not allow them."""
         async with self._team(account, by) as connection:
-            found = await self._member(connection, account, by, member)
+            row = await self._member(connection, account, by, member)
             await _check_role(connection, by, role)
             await connection.execute(sql.members.change_role, account, member, role)
             await connection.execute(sql.members.end_invitations_by, member)
-        return found["email"], found["role"]
+        return row["email"], row["role"]
 
     async def remove(self, account: str, by: str, member: str) -> str:
         """Remove a member and end their sessions. Returns the address."""
         async with self._team(account, by) as connection:
-            found = await self._member(connection, account, by, member)
+            row = await self._member(connection, account, by, member)
             await connection.execute(sql.members.remove_members, [member])
-        return str(found["email"])
+        return str(row["email"])
 
     async def begin_visit(self, account: str, operator: str, *, lasts_s: float) -> str:
         """Return the id of the visit, which is that of a person in the account."""

@@ -116,6 +116,6 @@ async def take_back(connection: DatabaseConnection, network: str, above: int) ->
 
 
 def _row(row: asyncpg.Record) -> OperationRow:
-    found = dict(row)
-    found["operation"] = orjson.loads(found["operation"])
-    return found
+    fields = dict(row)
+    fields["operation"] = orjson.loads(fields["operation"])
+    return fields

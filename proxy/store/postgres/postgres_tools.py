@@ -42,8 +42,8 @@ class PostgresTools:
     def migrations(self, file: Path) -> list[str]:
         """The migrations that are recorded in a backup."""
         text = self._run("pg_restore", "--data-only", f"--table={_RECORDS}", "--file=-", str(file))
-        _, found, rows = text.partition(f"COPY public.{_RECORDS} ")
-        if not found:
+        _, header, rows = text.partition(f"COPY public.{_RECORDS} ")
+        if not header:
             raise StartError([f"{file}: is not a backup of a Penstock database"])
         return sorted(line.split("\t")[0] for line in rows.partition("\\.")[0].splitlines()[1:])
 
@@ -74,11 +74,11 @@ def without_password(url: str) -> tuple[str, Mapping[str, str]]:
 
 def tools_for(server: int, places: Iterator[Path]) -> PostgresTools:
     """The installed programs that fit a server best. Raises StartError if none does."""
-    found = [PostgresTools(place, major) for place in places if (major := _major(place)) is not None]
-    fitting = sorted((tools for tools in found if tools.major >= server), key=lambda tools: tools.major)
+    candidates = [PostgresTools(place, major) for place in places if (major := _major(place)) is not None]
+    fitting = sorted((tools for tools in candidates if tools.major >= server), key=lambda tools: tools.major)
     if fitting:
         return fitting[0]
-    older = f"; pg_dump {max(tools.major for tools in found)} is too old" if found else ""
+    older = f"; pg_dump {max(tools.major for tools in candidates)} is too old" if candidates else ""
     raise StartError(
         [f"the server is Postgres {server}{older}: on Debian, run apt-get install postgresql-client-{server}"]
     )

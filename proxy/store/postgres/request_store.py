@@ -170,8 +170,8 @@ def _asked(upstream: str | None) -> str | None:
 
 def _delivery(rows: Sequence[asyncpg.Record]) -> RequestRecord:
     """Each attempt counts from the creation of the delivery."""
-    made = [row for row in rows if row["began_at"] is not None]
-    first, last = rows[0], made[-1] if made else None
+    attempts = [row for row in rows if row["began_at"] is not None]
+    first, last = rows[0], attempts[-1] if attempts else None
     created = first["created_at"]
     is_failed = first["state"] != "delivered" and last is not None
     ended = created if last is None else last["began_at"] + datetime.timedelta(milliseconds=last["took_ms"])
@@ -190,7 +190,7 @@ def _delivery(rows: Sequence[asyncpg.Record]) -> RequestRecord:
         blame="client" if is_failed else "",
         attempts=[
             ("receiver", (row["began_at"] - created).total_seconds(), row["took_ms"] / 1000, _outcome(row))
-            for row in made
+            for row in attempts
         ],
     )
 

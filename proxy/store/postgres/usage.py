@@ -47,17 +47,17 @@ NO_NETWORK = "-"
 
 async def with_sums(rows: UsageTable) -> dict[tuple[UsageSeries, int], UsageSums]:
     """Add to the series of a batch the sums that charts read, in short steps."""
-    found = dict(rows)
+    sums = dict(rows)
     for number, (((account, key, network, method), minute), used) in enumerate(rows.items(), 1):
         if number % SUMMED_AT_ONCE == 0:
             await asyncio.sleep(0)
         for series in ((key, "", ""), ("", network, ""), ("", "", method), ("", "", "")):
             place = (account, *series), minute
-            have = found.get(place)
+            have = sums.get(place)
             if have is None:
-                have = found[place] = UsageSums()
+                have = sums[place] = UsageSums()
             have.merge(used)
-    return found
+    return sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +82,8 @@ class UsageQuery:
         Sums exist for at most one of the three; anything else needs the fully split series.
         """
         given = {"key": self.key, "network": self.network, "method": self.method}
-        found = [self.by == name or value is not None for name, value in given.items()]
-        key, network, method = found if sum(found) < 2 else (True, True, True)
+        split = [self.by == name or value is not None for name, value in given.items()]
+        key, network, method = split if sum(split) < 2 else (True, True, True)
         return key, network, method
 
 
@@ -110,12 +110,12 @@ class UsageStore:
                 whole = await _without_erased(connection, whole)
                 # One order over all statements, so that two workers never deadlock.
                 numbers = self._numbers
-                found = sorted(
+                numbered = sorted(
                     (numbers[series], minute, used) for (series, minute), used in whole.items() if series in numbers
                 )
                 minutes = set[int]()
-                for start in range(0, len(found), ROWS):
-                    part = found[start : start + ROWS]
+                for start in range(0, len(numbered), ROWS):
+                    part = numbered[start : start + ROWS]
                     bad = {id(row) for row in await self._bad.write(part, lambda rows: _add(connection, rows))}
                     minutes |= {row[1] for row in part if id(row) not in bad}
                 await connection.execute(sql.usage.mark_hours, [_time(minute) for minute in minutes])
@@ -205,10 +205,10 @@ class UsageStore:
 async def _without_erased(connection: DatabaseConnection, rows: UsageTable) -> UsageTable:
     """The rows of accounts that were not erased; within a transaction, none of them is erased until it ends."""
     accounts = {storable(series[0]) for series, _ in rows}
-    found = await connection.fetch(sql.usage.lock_erased, [*accounts])
-    if not found:
+    erased_rows = await connection.fetch(sql.usage.lock_erased, [*accounts])
+    if not erased_rows:
         return rows
-    erased = {row["id"] for row in found}
+    erased = {row["id"] for row in erased_rows}
     return {place: used for place, used in rows.items() if place[0][0] not in erased}
 
 

@@ -68,10 +68,10 @@ class UsageSpool:
         """Write the contents of the inbox to Postgres, if this worker is the sender."""
         if not self._leads():
             return
-        while (found := await asyncio.to_thread(self._next)) is not None:
-            rows = await asyncio.to_thread(self._read, found)
-            await self._store.write(self._host, int(found.name.partition("-")[2]), rows)
-            await asyncio.to_thread(shutil.rmtree, found)
+        while (batch := await asyncio.to_thread(self._next)) is not None:
+            rows = await asyncio.to_thread(self._read, batch)
+            await self._store.write(self._host, int(batch.name.partition("-")[2]), rows)
+            await asyncio.to_thread(shutil.rmtree, batch)
 
     async def close(self) -> None:
         """Send the rest, unless another worker is the sender and keeps running."""
@@ -152,7 +152,7 @@ class UsageSpool:
 
     def _read(self, batch: Path) -> dict[tuple[UsageSeries, int], UsageSums]:
         """The sums of all files of a batch. A file that cannot be read is left out."""
-        found: dict[tuple[UsageSeries, int], UsageSums] = {}
+        totals: dict[tuple[UsageSeries, int], UsageSums] = {}
         for path in batch.iterdir():
             rows: list[SpooledRow] = []
             with self._bad.skipped(file=path.name):
@@ -160,11 +160,11 @@ class UsageSpool:
             for row in rows:
                 sums = (row.requests, row.errors, row.units, row.hits, row.took, row.faults, row.upstream_faults)
                 used = UsageSums(*sums)
-                if (have := found.get((row.series, row.minute))) is None:
-                    found[row.series, row.minute] = used
+                if (have := totals.get((row.series, row.minute))) is None:
+                    totals[row.series, row.minute] = used
                 else:
                     have.merge(used)
-        return found
+        return totals
 
     def _new_number(self) -> int:
         """A number above all earlier ones. It is recorded before it is used, so a worker that is killed skips one number at

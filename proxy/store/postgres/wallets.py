@@ -81,8 +81,8 @@ class WalletStore:
     async def version_of(self, network: str, address: bytes) -> str | None:
         """Return the version of the wallet at this address, whichever lineage created it; None if it is unknown."""
         async with self._pool.connection() as connection:
-            found: str | None = await connection.fetchval(sql.wallets.wallet_version, network, address)
-        return found
+            version: str | None = await connection.fetchval(sql.wallets.wallet_version, network, address)
+        return version
 
     async def page(
         self, lineage: str, page: Page, *, networks: Sequence[str] | None = None
@@ -111,8 +111,8 @@ class WalletStore:
 # Writes of the follower, in its transaction
 
 
-async def mark_deployed(connection: DatabaseConnection, network: str, found: Sequence[Deployment]) -> None:
-    columns = zip(*((d.address, d.transaction, d.block, d.block_hash, d.at) for d in found), strict=True)
+async def mark_deployed(connection: DatabaseConnection, network: str, deployments: Sequence[Deployment]) -> None:
+    columns = zip(*((d.address, d.transaction, d.block, d.block_hash, d.at) for d in deployments), strict=True)
     await connection.execute(sql.wallets.mark_deployed, network, *map(list, columns))
 
 

@@ -158,11 +158,11 @@ class WebhookStore:
             row = await connection.fetchrow(sql.alerts.read_webhook, account)
         return None if row is None else _webhook(row)
 
-    async def addresses(self, found: Webhook) -> list[bytes]:
+    async def addresses(self, webhook: Webhook) -> list[bytes]:
         """Return the addresses that a webhook watches, in order."""
         listed: list[bytes] = []
         async with self._pool.connection(for_s=LONG_S) as connection, connection.transaction():
-            cursor = await connection.cursor(sql.webhooks.read_addresses, found.number)
+            cursor = await connection.cursor(sql.webhooks.read_addresses, webhook.number)
             while rows := await cursor.fetch(COPIED_AT_ONCE):
                 listed += [row["address"] for row in rows]
         return listed
@@ -216,25 +216,25 @@ class WebhookStore:
                     version,
                     fault,
                 )
-                found = _webhook(row, before.id)
+                after = _webhook(row, before.id)
                 if config is not None:
-                    await _add_lookups(connection, found, known=before)
+                    await _add_lookups(connection, after, known=before)
                 if delta is not None and changed is not None:
-                    found = await _note_addresses(connection, found, changed, most=delta.most)
+                    after = await _note_addresses(connection, after, changed, most=delta.most)
                 if cause is not None:
-                    found = await _move(connection, found, cause)
-        if cause is not None and found.status == "active":
-            await self._unpark(found.id)
-        return found
+                    after = await _move(connection, after, cause)
+        if cause is not None and after.status == "active":
+            await self._unpark(after.id)
+        return after
 
     async def move(self, before: Webhook, cause: WebhookTrigger) -> Webhook:
         """Apply a trigger to the webhook's state; raise InvalidRequest if the state does not allow it."""
         async with self._pool.connection() as connection, connection.transaction():
             await lock(connection, before.network)
-            found = await _move(connection, before, cause)
-        if found.status == "active":
-            await self._unpark(found.id)
-        return found
+            after = await _move(connection, before, cause)
+        if after.status == "active":
+            await self._unpark(after.id)
+        return after
 
     async def requeue_parked(self) -> None:
         """Requeue deliveries left parked by an interrupted resume."""
@@ -327,26 +327,26 @@ async def _change_addresses(
     """Change the address list and return the removed and the added addresses. Slow, so it runs before the version is locked."""
     await connection.execute(sql.webhooks.lock_webhook, before.id)
     gone, new = list[bytes](), list[bytes]()
-    for query, given, found in (
+    for query, given, changed in (
         (sql.webhooks.remove_addresses, delta.remove, gone),
         (sql.webhooks.add_addresses, delta.add, new),
     ):
         for part in _parts(given):
             rows = await connection.fetch(query, before.number, part, timeout=LONG_S)
-            found += [row["address"] for row in rows]
+            changed += [row["address"] for row in rows]
     return gone, new
 
 
 async def _note_addresses(
-    connection: DatabaseConnection, found: Webhook, changed: tuple[list[bytes], list[bytes]], *, most: int
+    connection: DatabaseConnection, webhook: Webhook, changed: tuple[list[bytes], list[bytes]], *, most: int
 ) -> Webhook:
     """Record address changes for processes that have the list in memory. The webhook already has its new version."""
     gone, new = changed
     for noted, is_new in ((gone, False), (new, True)):
         for part in _parts(noted):
-            await connection.execute(sql.webhooks.note_addresses, found.number, found.version, part, is_new)
-    row = await connection.fetchrow(sql.webhooks.count_addresses, found.id, len(new) - len(gone))
-    after = _webhook(row, found.id)
+            await connection.execute(sql.webhooks.note_addresses, webhook.number, webhook.version, part, is_new)
+    row = await connection.fetchrow(sql.webhooks.count_addresses, webhook.id, len(new) - len(gone))
+    after = _webhook(row, webhook.id)
     if (after.addresses or 0) > most:
         raise InvalidRequest(
             f"add_addresses: the webhook would have {after.addresses} addresses; the limit is {most}",
@@ -355,15 +355,15 @@ async def _note_addresses(
     return after
 
 
-async def _add_lookups(connection: DatabaseConnection, found: Webhook, *, known: Webhook | None = None) -> None:
+async def _add_lookups(connection: DatabaseConnection, webhook: Webhook, *, known: Webhook | None = None) -> None:
     """Have the transactions that a webhook names looked up, because they may be mined already."""
-    new = _transactions(found)
+    new = _transactions(webhook)
     if known is not None and (before := _transactions(known)):
-        await connection.execute(sql.events.drop_lookups, found.id, [*new])
+        await connection.execute(sql.events.drop_lookups, webhook.id, [*new])
         new -= before
     if new:
-        await connection.execute(sql.events.add_lookups, found.id, found.network, [*new])
-        await connection.execute(sql.events.notify_events, found.network)
+        await connection.execute(sql.events.add_lookups, webhook.id, webhook.network, [*new])
+        await connection.execute(sql.events.notify_events, webhook.network)
 
 
 def _transactions(webhook: Webhook) -> set[str]:

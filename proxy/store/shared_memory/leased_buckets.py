@@ -248,9 +248,9 @@ class LeasedBuckets(RateBuckets):
         mutex = self._hold(guard)
         try:
             lease = self.lease(rate.bucket_index)
-            found = lease.report(rate, now, need, ahead_s)
+            lease_report = lease.report(rate, now, need, ahead_s)
             lease.write(self._cells, rate.bucket_index)
-            return found
+            return lease_report
         finally:
             _unlock(mutex)
 

@@ -165,10 +165,10 @@ class DataCache:
         needed. A cached value from before the block that the request needs is read again.
         """
         whole = _name(network, kind, name)
-        found = await self._once(whole, make=make, ttl_s=ttl_s, fresh=fresh, read=read)
-        if not fresh and _is_too_old(found):
+        value = await self._once(whole, make=make, ttl_s=ttl_s, fresh=fresh, read=read)
+        if not fresh and _is_too_old(value):
             return await self._once(whole, make=make, ttl_s=ttl_s, fresh=True, read=read)
-        return found
+        return value
 
     async def _once(
         self,
@@ -199,8 +199,8 @@ class DataCache:
         flight = asyncio.get_running_loop().create_future()
         self._flights[flight_key] = (flight, client_of_task.get())
         try:
-            found = None if fresh else (await self._look([whole]))[0]
-            flight.set_result(found if found is not None else await self._find(whole, make, ttl_s))
+            cached = None if fresh else (await self._look([whole]))[0]
+            flight.set_result(cached if cached is not None else await self._find(whole, make, ttl_s))
         except asyncio.CancelledError:
             flight.cancel()
             raise
@@ -216,8 +216,8 @@ class DataCache:
         self, network: str, kind: str, names: Sequence[str], *, read: Callable[[bytes], Any] = msgspec.json.decode
     ) -> list[Any]:
         """Return the cached value for each name, or None."""
-        found = await self._look([_name(network, kind, name) for name in names])
-        return [None if each is None else read(each) for each in found]
+        cached = await self._look([_name(network, kind, name) for name in names])
+        return [None if each is None else read(each) for each in cached]
 
     async def put(self, network: str, kind: str, values: Mapping[str, Any], *, ttl_s: float) -> None:
         await self._keep([(_name(network, kind, name), msgspec.json.encode(v)) for name, v in values.items()], ttl_s)

@@ -136,9 +136,9 @@ class LeaseClient:
             _run(waiting)
             return
         rate, guard = self._buckets.rates[bucket_index]
-        found = self._buckets.report(rate, guard, now, need, 0.0 if is_report else self._ahead_s())
+        report = self._buckets.report(rate, guard, now, need, 0.0 if is_report else self._ahead_s())
         sent = SentAsk(now, (rate.request_s, rate.unit_s), waiting)
-        words = (LEASE, "1", self._key_of(bucket_index), *(f"{cost:.9g}" for cost in sent.costs), *_texts(found))
+        words = (LEASE, "1", self._key_of(bucket_index), *(f"{cost:.9g}" for cost in sent.costs), *_texts(report))
         asks.under_way += 1
         asks.asked_at = now
         self.asked += 1
@@ -206,5 +206,5 @@ def _run(waiting: list[Callable[[], None]]) -> None:
         again()
 
 
-def _texts(found: tuple[float, ...]) -> tuple[str, ...]:
-    return tuple(f"{number:.12g}" for number in found)
+def _texts(numbers: tuple[float, ...]) -> tuple[str, ...]:
+    return tuple(f"{number:.12g}" for number in numbers)

@@ -75,10 +75,10 @@ class SharedReplies:
     def look(self, names: Sequence[str], on_found: OnFound) -> None:
         """Call `on_found` with the cached result for each name, or None; all None if the lookup fails or takes too long."""
         words = ("MGET", *[NAMESPACE + name for name in names])
-        if not self._reads.send(words, partial(self._found, on_found, len(names))):
+        if not self._reads.send(words, partial(self._on_reply, on_found, len(names))):
             on_found([None] * len(names))
 
-    def _found(self, on_found: OnFound, count: int, reply: Any) -> None:
+    def _on_reply(self, on_found: OnFound, count: int, reply: Any) -> None:
         if isinstance(reply, hiredis.ReplyError):
             self._reads.reload(str(reply))
         on_found(reply if isinstance(reply, list) else [None] * count)

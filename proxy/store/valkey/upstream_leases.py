@@ -56,10 +56,10 @@ class LeasedRate:
         return f"<LeasedRate {1.0 / self._rate.request_s:g}/s>"
 
     def admits(self, now: float) -> bool:
-        found = self._look(now)
-        if found == ASK:
+        wait_s = self._look(now)
+        if wait_s == ASK:
             self._client.hint(self._rate.bucket_index, (self._rate.request_s, 0.0))
-        return found == 0.0
+        return wait_s == 0.0
 
     def take(self, now: float) -> None:
         self._buckets.charge(self._rate.bucket_index, now, self._rate.request_s)

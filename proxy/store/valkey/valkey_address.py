@@ -69,8 +69,8 @@ def is_misplaced(error: str) -> bool:
 
 def moved_to(error: str) -> HostPort | None:
     """The node that a Cluster's error names."""
-    found = _MOVED.match(error)
-    return (found[1], int(found[2])) if found else None
+    match = _MOVED.match(error)
+    return (match[1], int(match[2])) if match else None
 
 
 def _host_port(text: str) -> HostPort:

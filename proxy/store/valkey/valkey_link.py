@@ -196,12 +196,12 @@ class ValkeyLink:
         commands = [asks] if not self._address.password else [self._address.auth(), asks]
         try:
             writer.write(b"".join(map(_packed, commands)))
-            found = (await _replies(reader, len(commands)))[-1]
+            reply = (await _replies(reader, len(commands)))[-1]
         finally:
             writer.close()
-        if not isinstance(found, list):
+        if not isinstance(reply, list):
             raise OSError("the Sentinel does not know the primary")
-        return found[0].decode(), int(found[1])
+        return reply[0].decode(), int(reply[1])
 
     async def _log_in(self) -> None:
         words = [*self._address.login(), ("CLIENT", "SETNAME", CLIENT_NAME)]
@@ -291,15 +291,15 @@ class ValkeyLink:
 
 async def _replies(reader: asyncio.StreamReader, count: int) -> list[Any]:
     parser = hiredis.Reader()
-    found: list[Any] = []
-    while len(found) < count:
+    replies: list[Any] = []
+    while len(replies) < count:
         data = await reader.read(4096)
         if not data:
             raise OSError("the Sentinel closed the connection")
         parser.feed(data)
         while (reply := parser.gets()) is not False:
-            found.append(reply)
-    return found
+            replies.append(reply)
+    return replies
 
 
 def _packed(words: Sequence[str | bytes]) -> bytes:
