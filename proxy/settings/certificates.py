@@ -40,10 +40,10 @@ class CertificatePair:
         """The host names that the certificate is for, in lower case."""
         leaf = x509.load_pem_x509_certificates(self.chain.encode())[0]
         try:
-            found = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+            extension = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName)
         except x509.ExtensionNotFound:
             return frozenset()
-        return frozenset(name.lower() for name in found.value.get_values_for_type(x509.DNSName))
+        return frozenset(name.lower() for name in extension.value.get_values_for_type(x509.DNSName))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,13 +170,13 @@ def _places(tls: TlsSettings, faults: list[str]) -> list[tuple[str, Path, Path]]
     if own and not (tls.cert and tls.key):
         faults.append("server.tls: cert and key belong together: set both")
         return []
-    found = list(_in_directory(Path(tls.directory))) if tls.directory else []
-    if tls.directory and not found:
+    pairs = list(_in_directory(Path(tls.directory))) if tls.directory else []
+    if tls.directory and not pairs:
         faults.append(
             f"server.tls.directory: there is no certificate with its key in {tls.directory}: it needs NAME.crt and NAME.key, "
             "or directories with fullchain.pem and privkey.pem, or tls.crt and tls.key"
         )
-    return own + [("server.tls.directory", *files) for files in found]
+    return own + [("server.tls.directory", *files) for files in pairs]
 
 
 def _in_directory(directory: Path) -> Iterator[tuple[Path, Path]]:

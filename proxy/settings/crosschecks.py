@@ -219,12 +219,12 @@ def _reply_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
         for name, kind in (("params", list | dict), ("result", object), ("error", dict)):
             text = getattr(each, name)
             try:
-                found = orjson.loads(text or "{}")
+                parsed = orjson.loads(text or "{}")
             except ValueError:
-                found = None
+                parsed = None
                 yield f"replies.{place}.{name}: must be JSON, such as {_SAMPLES[name]}"
             else:
-                if not isinstance(found, kind):
+                if not isinstance(parsed, kind):
                     yield f"replies.{place}.{name}: must be JSON like {_SAMPLES[name]}"
 
 
@@ -251,9 +251,9 @@ def _routing_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
             if not any(fits((method,), name) for name in tables.methods[network.family]):
                 yield f"routing.{place}.methods: {each.network} has no method {method}"
         upstreams = [
-            found for _, found in _listed(tree, "upstreams", UpstreamSettings) if found.network == each.network
+            upstream for _, upstream in _listed(tree, "upstreams", UpstreamSettings) if upstream.network == each.network
         ]
-        known = {label for found in upstreams for label in found.own_labels}
+        known = {label for upstream in upstreams for label in upstream.own_labels}
         yield from _unmet_rule(place, each, upstreams, known)
         for name, labels in named.items():
             for label in labels:
@@ -269,10 +269,10 @@ def _unmet_rule(
     """Report labels that upstreams have, but none has all of them, and limits of a cost that none has."""
     for name, labels in (("require", rule.require), ("labels", rule.labels)):
         named = {label for label in labels if not label.startswith("client=")}
-        if named <= {*known} and upstreams and not any(named <= found.own_labels for found in upstreams):
+        if named <= {*known} and upstreams and not any(named <= upstream.own_labels for upstream in upstreams):
             yield f"routing.{place}.{name}: can never match: no upstream of {rule.network} has all of {', '.join(labels)}"
-    meant = [found for found in upstreams if found.own_labels.issuperset(rule.labels)]
-    if "cost_usd" in rule.above and meant and not any(found.is_metered for found in meant):
+    meant = [upstream for upstream in upstreams if upstream.own_labels.issuperset(rule.labels)]
+    if "cost_usd" in rule.above and meant and not any(upstream.is_metered for upstream in meant):
         yield f"routing.{place}.above.cost_usd: can never match: no upstream that the rule is for has a cost"
 
 
@@ -284,23 +284,23 @@ def _cost_routing_faults(tree: Mapping[str, Any]) -> Iterator[str]:
             yield f"cost_routing.{place}.network: {each.network} has another policy"
         seen.add(each.network)
         upstreams = [
-            found for _, found in _listed(tree, "upstreams", UpstreamSettings) if found.network == each.network
+            upstream for _, upstream in _listed(tree, "upstreams", UpstreamSettings) if upstream.network == each.network
         ]
-        if upstreams and not any(found.is_metered for found in upstreams):
+        if upstreams and not any(upstream.is_metered for upstream in upstreams):
             yield f"cost_routing.{place}: changes nothing: no upstream of {each.network} has a cost"
 
 
 def _quorum_faults(tree: Mapping[str, Any], tables: Tables, place: int, rule: VerifySettings) -> Iterator[str]:
     """Report a quorum of more operators than the network's upstreams have. A network without upstreams serves no calls."""
-    found = re.match(r"quorum (\d)/", rule.by)
+    match = re.match(r"quorum (\d)/", rule.by)
     upstreams = [each for _, each in _listed(tree, "upstreams", UpstreamSettings) if each.network == rule.network]
-    if found is None or not upstreams:
+    if match is None or not upstreams:
         return
     calls = [each for each in upstreams if not each.url.startswith("ws") or _takes_socket_calls(rule.network, tables)]
     operators = sorted({each.operated_by for each in calls})
-    if len(operators) < int(found[1]):
+    if len(operators) < int(match[1]):
         yield (
-            f"verify.{place}.by: {rule.by} needs upstreams of {found[1]} operators, and those of {rule.network} have "
+            f"verify.{place}.by: {rule.by} needs upstreams of {match[1]} operators, and those of {rule.network} have "
             f"{len(operators)} ({', '.join(operators)}): add others, or name their operators"
         )
 
@@ -322,11 +322,11 @@ def _call_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
 
 def _takes_socket_calls(name: str, tables: Tables) -> bool:
     """Whether upstreams with ws and wss URLs take calls. Networks that do not exist are reported elsewhere."""
-    network = _found(name, tables)
+    network = _network_of(name, tables)
     return network is None or family_of(network).socket_calls
 
 
-def _found(name: str, tables: Tables) -> Network | None:
+def _network_of(name: str, tables: Tables) -> Network | None:
     return tables.chains.find(*name.split("/")) if name.count("/") == 1 else None
 
 
@@ -343,10 +343,10 @@ def no_network(name: str, tables: Tables) -> str:
 
 def _at(tree: Any, name: str, kind: Any = Mapping | list | tuple) -> Any:
     """Return the value at a dotted name, or nothing if it is not of this kind."""
-    found: Any = tree
+    value: Any = tree
     for step in name.split("."):
-        found = found.get(step) if isinstance(found, Mapping) else None
-    return found if isinstance(found, kind) else ()
+        value = value.get(step) if isinstance(value, Mapping) else None
+    return value if isinstance(value, kind) else ()
 
 
 def _listed(tree: Mapping[str, Any], name: str, kind: type[T]) -> Iterator[tuple[int, T]]:
@@ -373,7 +373,7 @@ def paymaster_faults(tree: Mapping[str, Any], tables: Tables, environ: Mapping[s
     """Report paymasters with an unknown entry point, with the entry point of another one, or without a signing key."""
     seen: set[tuple[str, str]] = set()
     for place, each in _listed(tree, "paymasters", PaymasterSettings):
-        name, network = f"paymasters.{place}", _found(each.network, tables)
+        name, network = f"paymasters.{place}", _network_of(each.network, tables)
         if network is not None and each.entry_point not in network.chain.entry_points:
             yield f"{name}.entry_point: {each.network} has no entry point {each.entry_point}"
         if (each.network, each.entry_point) in seen:
@@ -387,10 +387,10 @@ def paymaster_faults(tree: Mapping[str, Any], tables: Tables, environ: Mapping[s
 
 def relay_faults(tree: Mapping[str, Any], tables: Tables, environ: Mapping[str, str]) -> Iterator[str]:
     """Report relays of networks that have no such transactions or no upstream, and relays without the key that they need."""
-    upstreams = [_found(each.network, tables) for _, each in _listed(tree, "upstreams", UpstreamSettings)]
+    upstreams = [_network_of(each.network, tables) for _, each in _listed(tree, "upstreams", UpstreamSettings)]
     served = {network.id for network in upstreams if network is not None}
     for place, each in _listed(tree, "relays", RelaySettings):
-        name, network = f"relays.{place}", _found(each.network, tables)
+        name, network = f"relays.{place}", _network_of(each.network, tables)
         if network is None:
             continue  # This is reported elsewhere.
         if network.family != "evm":

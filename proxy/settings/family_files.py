@@ -51,14 +51,14 @@ _GIVEN = {"block": ("number",), "bounds": ("number", "before"), "chain": ("at",)
 
 def load_families(paths: Iterable[Path], faults: list[str]) -> dict[str, Family]:
     """The families by name. Adds the faults of every file to `faults`."""
-    found = {}
+    families = {}
     for path in paths:
         data = checked("family", path, faults)
         wrong = [with_line(path, fault) for fault in _file_faults(data)] if data else []
         faults += wrong
         if data and not wrong:
-            found[data["name"]] = family_in(data)
-    return found
+            families[data["name"]] = family_in(data)
+    return families
 
 
 def family_in(data: Mapping[str, Any]) -> Family:

@@ -11,10 +11,10 @@ MOST_BYTES: Final = 16 << 20
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
     """Raises OSError, also for a file that has more bytes."""
     with path.open("rb") as file:
-        found = file.read(most + 1)
-    if len(found) > most:
+        content = file.read(most + 1)
+    if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most >> 20} MiB", str(path))
-    return found
+    return content
 
 
 def read_text(path: Path, *, replaced: bool = False) -> str:

@@ -85,8 +85,8 @@ def listed_networks(config: Path) -> Iterator[ListedNetwork]:
 
 def find_network(registry: Registry, config: Path, name: str) -> Network | None:
     """The network of a name in any form, from the registry or from the list."""
-    if (found := _registered(registry, name)) is not None:
-        return found
+    if (network := _registered(registry, name)) is not None:
+        return network
     listed = next((each for each in listed_networks(config) if each.is_named(name)), None)
     if listed is None:
         return None
@@ -113,16 +113,16 @@ def with_listed(registry: Registry, config: Path, names: Iterable[str]) -> Regis
 
 
 def _chains(known: Mapping[str, Chain], groups: Mapping[str, list[ListedNetwork]]) -> dict[str, Chain]:
-    found = {}
+    chains = {}
     for name, group in groups.items():
         if name in known:
             chain = known[name]
             # The file has chosen a default test network already.
             added = {each.network: each.facts(default=False) for each in group if each.network not in chain.networks}
-            found[name] = replace(chain, networks={**chain.networks, **added})
+            chains[name] = replace(chain, networks={**chain.networks, **added})
         else:
-            found[name] = _chain(group)
-    return found
+            chains[name] = _chain(group)
+    return chains
 
 
 def _chain(group: list[ListedNetwork]) -> Chain:

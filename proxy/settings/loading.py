@@ -92,13 +92,13 @@ def _with_lines(path: Path, faults: Sequence[str]) -> list[str]:
     upstreams = [each for each in given.get("upstreams", ()) if isinstance(each, Mapping)]
     # Other URLs stand for several upstreams, so the positions of those after them are others.
     is_expanded = any(not _OWN_URL.match(str(each.get("url", "http:"))) for each in upstreams)
-    found = []
+    located = []
     for fault in faults:
         name = fault.partition(": ")[0]
         is_moved = is_expanded and name.startswith("upstreams.")
         line = line_of(text, name) if _SETTING.fullmatch(name) and not is_moved else None
-        found.append(fault if line is None else f"{path}:{line}: {fault}")
-    return found
+        located.append(fault if line is None else f"{path}:{line}: {fault}")
+    return located
 
 
 def _load_with_tables(path: Path | None, environ: Mapping[str, str]) -> tuple[Settings, Tables]:
@@ -153,8 +153,8 @@ def expanded(tree: Mapping[str, Any], path: Path | None = None) -> tuple[dict[st
 def tables_for(settings: Settings) -> Tables:
     """The data files of a service with these settings: all chain files, and the listed chains that the settings name."""
     own = settings.data_files.directory
-    found = load_tables(own=own) if own else shipped_tables()
-    return found.with_networks(named_networks(settings.tree))
+    tables = load_tables(own=own) if own else shipped_tables()
+    return tables.with_networks(named_networks(settings.tree))
 
 
 def own_directory(path: Path | None, *, environ: Mapping[str, str]) -> str:
@@ -168,16 +168,16 @@ def own_directory(path: Path | None, *, environ: Mapping[str, str]) -> str:
 def _own_directory(tree: Mapping[str, Any]) -> str:
     """The schema reports values of the wrong type."""
     section = tree.get("data_files")
-    found = section.get("directory") if isinstance(section, Mapping) else None
-    return found if isinstance(found, str) else ""
+    directory = section.get("directory") if isinstance(section, Mapping) else None
+    return directory if isinstance(directory, str) else ""
 
 
 def from_tree(tree: Mapping[str, Any], *, faults: list[str] | None = None) -> Settings:
-    found = list(faults or ())
-    found += schema_faults("settings", tree)
-    found += _network_faults(tree)
-    if found:
-        raise StartError(found)
+    all_faults = list(faults or ())
+    all_faults += schema_faults("settings", tree)
+    all_faults += _network_faults(tree)
+    if all_faults:
+        raise StartError(all_faults)
     # Not strict, because the schema accepts 8545.0 as an integer.
     lists: dict[str, Any] = {
         name: []

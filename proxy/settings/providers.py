@@ -78,10 +78,12 @@ def load_providers(own: str = "", config: Path = CONFIG) -> dict[str, Provider]:
     if own:
         files |= {path.stem: path for path in sorted((Path(own) / DIRECTORY).glob("*.toml"))}
     faults: list[str] = []
-    found = {path.stem: _provider(path, data) for path in files.values() if (data := checked("provider", path, faults))}
+    providers = {
+        path.stem: _provider(path, data) for path in files.values() if (data := checked("provider", path, faults))
+    }
     if faults:
         raise StartError(faults)
-    return found
+    return providers
 
 
 def _provider(path: Path, data: Mapping[str, Any]) -> Provider:
@@ -114,15 +116,15 @@ class _Expansion:
         patterns = _patterns(block.get("network", "*"))
         urls = self._repository(block["url"]) if scheme == REPOSITORY else self._provider_urls(block, scheme)
         rest = {name: value for name, value in block.items() if name not in ("network", "url")}
-        found = [
+        upstreams = [
             {"network": network, "url": url, "name": scheme if position == 0 else f"{scheme}-{position + 1}", **rest}
             for network, listed in urls.items()
             if any(fnmatchcase(network, pattern) for pattern in patterns)
             for position, url in enumerate(listed)
         ]
-        if not found:
+        if not upstreams:
             raise _Unusable("network", f"{scheme} has no network {' or '.join(patterns)}: see chains list --provider")
-        return found
+        return upstreams
 
     def _provider_urls(self, block: Mapping[str, Any], scheme: str) -> dict[str, list[str]]:
         provider = self.providers.get(scheme)
@@ -146,8 +148,8 @@ class _Expansion:
             by_id = read_file(Path(parts.path))
         except UnusableList as exc:
             raise _Unusable("url", str(exc)) from None
-        found = {chain: (self.find(chain), urls) for chain, urls in by_id.items()}
-        return {network.id: urls for network, urls in found.values() if network is not None}
+        pairs = {chain: (self.find(chain), urls) for chain, urls in by_id.items()}
+        return {network.id: urls for network, urls in pairs.values() if network is not None}
 
 
 def _patterns(given: Any) -> Sequence[str]:

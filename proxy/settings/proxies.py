@@ -11,11 +11,11 @@ ENVIRONMENT = "env"
 
 def with_proxies(tree: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
     """The settings with the proxies of the environment in place."""
-    found = dict(tree)
+    settings = dict(tree)
     for section in ("upstreams", "bundlers", "relays"):
         if isinstance(given := tree.get(section), list):
-            found[section] = [_with_proxy(each, environ) for each in given]
-    return found
+            settings[section] = [_with_proxy(each, environ) for each in given]
+    return settings
 
 
 def _with_proxy(upstream: Any, environ: Mapping[str, str]) -> Any:

@@ -40,8 +40,8 @@ def urls_in(text: str, place: str) -> dict[str, list[str]]:
         raise UnusableList(f"{place}:{exc.lineno}: is not JSON: {exc.msg}") from None
     if not isinstance(data, dict) or not data:
         raise UnusableList(f'{place}:1: must be JSON like {{"CHAIN_ID": {{"endpoints": ["https://…"]}}}}')
-    found = {chain: _urls(entry, f"{place}:{_line_of(text, chain)}: {chain[:64]}") for chain, entry in data.items()}
-    return {chain: urls for chain, urls in found.items() if urls and chain.isascii() and chain.isdecimal()}
+    by_chain = {chain: _urls(entry, f"{place}:{_line_of(text, chain)}: {chain[:64]}") for chain, entry in data.items()}
+    return {chain: urls for chain, urls in by_chain.items() if urls and chain.isascii() and chain.isdecimal()}
 
 
 def _urls(entry: Any, place: str) -> list[str]:
@@ -56,5 +56,5 @@ def _urls(entry: Any, place: str) -> list[str]:
 
 def _line_of(text: str, chain: str) -> int:
     """The line of a member of the outermost object. Its name may be written in another way, with escapes."""
-    found = re.search(rf"{re.escape(json.dumps(chain))}\s*:", text)
-    return 1 if found is None else text.count("\n", 0, found.start()) + 1
+    match = re.search(rf"{re.escape(json.dumps(chain))}\s*:", text)
+    return 1 if match is None else text.count("\n", 0, match.start()) + 1

@@ -83,8 +83,8 @@ class Tables:
 
     def network_names(self) -> list[str]:
         """The ids of all networks, with those of the list."""
-        found = [*(each.id for each in self.chains.networks()), *(each.id for each in listed_networks(CONFIG))]
-        return list(dict.fromkeys(found))
+        names = [*(each.id for each in self.chains.networks()), *(each.id for each in listed_networks(CONFIG))]
+        return list(dict.fromkeys(names))
 
     def find_network(self, name: str) -> Network | None:
         """The network of a name in any form, such as `base/sepolia`, `base-sepolia` or `84532`."""
@@ -93,8 +93,8 @@ class Tables:
     def price_of(self, network: str, method: str) -> int | None:
         """The compute units of a JSON-RPC method on a network, or of an operation. None if it has no price. `other` stands
         for methods that do not exist."""
-        found = self.chains.find(*network.split("/")) if network.count("/") == 1 else None
-        families = () if found is None else (found.family, BUNDLER_FAMILY.name)
+        known = self.chains.find(*network.split("/")) if network.count("/") == 1 else None
+        families = () if known is None else (known.family, BUNDLER_FAMILY.name)
         for family in families:
             if method in self.methods[family]:
                 return self.methods[family][method].price
@@ -161,10 +161,10 @@ class DataDirectories:
 
     def all(self, directory: str, pattern: str) -> list[Path]:
         """All files, by name. The operator's replace shipped ones of the same name."""
-        found = {path.name: path for path in (self.shipped / directory).glob(pattern)}
+        files = {path.name: path for path in (self.shipped / directory).glob(pattern)}
         if self.own:
-            found |= {path.name: path for path in (self.own / directory).glob(pattern)}
-        return [found[name] for name in sorted(found)]
+            files |= {path.name: path for path in (self.own / directory).glob(pattern)}
+        return [files[name] for name in sorted(files)]
 
 
 def _chain(data: Mapping[str, Any], families: Mapping[str, Family]) -> Chain:
@@ -197,18 +197,18 @@ def _family_faults(chains: Iterable[Chain], families: Mapping[str, Family]) -> I
 
 def _proxies(paths: Iterable[Path], faults: list[str]) -> dict[str, bytes]:
     """Load the creation code of the proxy that each factory version deploys."""
-    found = {}
+    codes = {}
     for path in paths:
         try:
-            found[path.stem] = bytes.fromhex(orjson.loads(path.read_bytes())["creation_code"].removeprefix("0x"))
+            codes[path.stem] = bytes.fromhex(orjson.loads(path.read_bytes())["creation_code"].removeprefix("0x"))
         except (ValueError, KeyError, AttributeError, TypeError):
             faults.append(f"{path.name}: creation_code: must be bytes in hex")
-    return found
+    return codes
 
 
 def _logos(paths: Iterable[Path], faults: list[str]) -> dict[tuple[int, str], str]:
     """Load logos by chain id and address from token lists in the Uniswap format; the last list wins."""
-    found: dict[tuple[int, str], str] = {}
+    logos: dict[tuple[int, str], str] = {}
     for path in paths:
         try:
             data = orjson.loads(path.read_bytes())
@@ -220,5 +220,5 @@ def _logos(paths: Iterable[Path], faults: list[str]) -> dict[tuple[int, str], st
         for token in () if wrong else data["tokens"]:
             if logo := token.get("logoURI"):
                 address = token["address"]
-                found[token["chainId"], address.lower() if address.startswith("0x") else address] = logo
-    return found
+                logos[token["chainId"], address.lower() if address.startswith("0x") else address] = logo
+    return logos

@@ -49,11 +49,11 @@ def checked(schema: str, path: Path, faults: list[str]) -> dict[str, Any]:
     except StartError as exc:
         faults += exc.faults
         return {}
-    found = [with_line(path, fault) for fault in schema_faults(schema, data)]
+    wrong = [with_line(path, fault) for fault in schema_faults(schema, data)]
     if schema in _NAMED and data.get("name", path.stem) != path.stem:
-        found.append(f"{path.name}: name: must be {path.stem}, like the file's name")
-    faults += found
-    return {} if found else data
+        wrong.append(f"{path.name}: name: must be {path.stem}, like the file's name")
+    faults += wrong
+    return {} if wrong else data
 
 
 def with_line(path: Path, fault: str) -> str:
@@ -70,14 +70,14 @@ def line_of(text: str, name: str) -> int | None:
     if not around:
         # A table of a list has a number, which the fault about the whole list has not.
         return next((number for number, key in keys if key.startswith(f"{name}.")), None)
-    found, key = max(around, key=lambda each: (len(each[1]), -each[0]))
+    line, key = max(around, key=lambda each: (len(each[1]), -each[0]))
     # A member of an inline table has no key of its own: it is on this line or one of the next.
-    inner = name[len(key) + 1 :].split(".") if lines[found - 1].lstrip()[:1] != "[" else []
+    inner = name[len(key) + 1 :].split(".") if lines[line - 1].lstrip()[:1] != "[" else []
     for step in inner:
         if step and not step.isdecimal():
-            rest = range(found - 1, len(lines))
-            found = next((index + 1 for index in rest if re.search(rf"\b{re.escape(step)}\b", lines[index])), found)
-    return found
+            rest = range(line - 1, len(lines))
+            line = next((index + 1 for index in rest if re.search(rf"\b{re.escape(step)}\b", lines[index])), line)
+    return line
 
 
 def _keys(lines: list[str]) -> Iterator[tuple[int, list[str]]]:
