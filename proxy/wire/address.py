@@ -66,13 +66,13 @@ class UpstreamAddress:
 
     async def dial(self, protocol: Callable[[], P]) -> P:
         """Open a connection. Raises OSError or TimeoutError."""
-        made = protocol()
+        connection = protocol()
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             if self.tls is None:
-                await self._connect(made)
+                await self._connect(connection)
             else:
-                await self.tls.join(made, self._connect)
-        return made
+                await self.tls.join(connection, self._connect)
+        return connection
 
     async def _connect(self, protocol: asyncio.Protocol) -> None:
         loop = asyncio.get_running_loop()

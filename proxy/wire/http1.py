@@ -80,15 +80,15 @@ def read_headers(headers: bytes) -> ReplyHeaders:
     status = _STATUS.fullmatch(lines[0])
     if status is None:
         raise BadReply("status line")
-    found = _framing(lines)
+    framing = _framing(lines)
     code = int(status[2])
     if code == 101:
         raise BadReply("another protocol")
-    connection = found.get(b"connection", b"").lower()
+    connection = framing.get(b"connection", b"").lower()
     close = b"close" in connection or (status[1] == b"0" and b"keep-alive" not in connection)
-    length = _length(found, code)
-    encoding = found.get(b"content-encoding", b"identity").lower()
-    retry_after = found.get(b"retry-after", b"")
+    length = _length(framing, code)
+    encoding = framing.get(b"content-encoding", b"identity").lower()
+    retry_after = framing.get(b"retry-after", b"")
     close = close or length == UNTIL_CLOSE
     decoded = None
     if encoding == b"gzip" and length:
@@ -102,16 +102,16 @@ read_known_headers = lru_cache(maxsize=64)(read_headers)
 
 
 def _framing(lines: list[bytes]) -> dict[bytes, bytes]:
-    found: dict[bytes, bytes] = {}
+    framing: dict[bytes, bytes] = {}
     for line in lines[1:]:
         name, colon, value = line.partition(b":")
         if not colon:
             raise BadReply("header line")
         if kind := _kind(name):
-            if kind in found and kind != b"connection":
+            if kind in framing and kind != b"connection":
                 raise BadReply("header twice")
-            found[kind] = b"%b,%b" % (found.get(kind, b""), value) if kind == b"connection" else value.strip(b" \t")
-    return found
+            framing[kind] = b"%b,%b" % (framing.get(kind, b""), value) if kind == b"connection" else value.strip(b" \t")
+    return framing
 
 
 @lru_cache(maxsize=1024)
@@ -123,10 +123,10 @@ def _kind(name: bytes) -> bytes:
     return low if low in _READ else b""
 
 
-def _length(found: dict[bytes, bytes], status: int) -> int:
+def _length(framing: dict[bytes, bytes], status: int) -> int:
     if status < 200 or status in (204, 304):
         return 0
-    encoding, text = found.get(b"transfer-encoding"), found.get(b"content-length")
+    encoding, text = framing.get(b"transfer-encoding"), framing.get(b"content-length")
     if encoding is not None:
         if text is not None or encoding.lower() != b"chunked":
             raise BadReply("framing")

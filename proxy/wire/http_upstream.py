@@ -119,12 +119,12 @@ class HttpUpstream(Upstream):
         elif self.depth == 1:
             return 0
         else:
-            found = self._corked
-            if found is None or len(found.sinks) >= self._cork_depth:
-                found = self._cork()
-                if found is None:
+            corked = self._corked
+            if corked is None or len(corked.sinks) >= self._cork_depth:
+                corked = self._cork()
+                if corked is None:
                     return 0
-            connection = found
+            connection = corked
         id_index = connection.take_call(sink)
         size = len(tail) + len(params)
         parts = (

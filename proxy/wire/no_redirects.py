@@ -20,6 +20,6 @@ async def _refuse(
 
 def no_redirects() -> aiohttp.TraceConfig:
     """For `trace_configs` of a session."""
-    found = aiohttp.TraceConfig()
-    found.on_request_redirect.append(_refuse)
-    return found
+    trace_config = aiohttp.TraceConfig()
+    trace_config.on_request_redirect.append(_refuse)
+    return trace_config

@@ -143,12 +143,12 @@ class GuardedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        found = await self._look_up(host, port, family)
+        addresses = await self._look_up(host, port, family)
         return [
             ResolveResult(
                 hostname=host, host=str(address[0]), port=port, family=kind, proto=proto, flags=socket.AI_NUMERICHOST
             )
-            for kind, _, proto, _, address in found
+            for kind, _, proto, _, address in addresses
         ]
 
     async def _look_up(self, host: str, port: int, family: socket.AddressFamily) -> list[_Info]:

@@ -62,18 +62,18 @@ class PriceApi:
 
     async def coin(self, name: str) -> Quote | None:
         """The price of a chain's native coin."""
-        found = await self._call(self._url / "simple" / "price", {"ids": name})
-        return _sound(found.get(name))
+        quotes = await self._call(self._url / "simple" / "price", {"ids": name})
+        return _sound(quotes.get(name))
 
     async def tokens(self, platform: str, contracts: Iterable[str]) -> dict[str, Quote]:
         """The known prices of a chain's tokens, by contract as given."""
         left = iter(contracts)
         known: dict[str, Quote] = {}
         while some := list(islice(left, self._per_request)):
-            found = await self._call(
+            quotes = await self._call(
                 self._url / "simple" / "token_price" / platform, {"contract_addresses": ",".join(some)}
             )
-            known |= _named(some, found)
+            known |= _named(some, quotes)
         return known
 
     async def _call(self, url: URL, query: dict[str, str]) -> dict[str, Quote]:
@@ -113,8 +113,8 @@ def _sound(quote: Quote | None) -> Quote | None:
     return quote if quote is not None and quote.usd is not None and units.is_price(quote.usd) else None
 
 
-def _named(contracts: Sequence[str], found: dict[str, Quote]) -> dict[str, Quote]:
+def _named(contracts: Sequence[str], quotes: dict[str, Quote]) -> dict[str, Quote]:
     """The quotes by contract as requested: the API may reply in another case."""
-    by_lower = {name.lower(): quote for name, quote in found.items()}
-    pairs = ((contract, _sound(found.get(contract) or by_lower.get(contract.lower()))) for contract in contracts)
+    by_lower = {name.lower(): quote for name, quote in quotes.items()}
+    pairs = ((contract, _sound(quotes.get(contract) or by_lower.get(contract.lower()))) for contract in contracts)
     return {contract: quote for contract, quote in pairs if quote is not None}

@@ -136,11 +136,11 @@ class Receiver:
             raise _ConnectTimeout from None
 
     def _check(self, text: str) -> tuple[Origin, bytes]:
-        found = self._checked.get(text)
-        if found is None:
+        checked = self._checked.get(text)
+        if checked is None:
             url: URL = self._guard.check(text)
-            found = self._checked[text] = origin_of(url), request_start_of(url, _HEADERS)
-        return found
+            checked = self._checked[text] = origin_of(url), request_start_of(url, _HEADERS)
+        return checked
 
     async def close(self) -> None:
         await self._connections.close()

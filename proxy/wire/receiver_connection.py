@@ -282,11 +282,11 @@ class ReceiverConnections:
         try:
             literal = ip_address(host)
         except ValueError:
-            found = [
+            addresses = [
                 (each["family"], each["host"]) for each in await self._resolver.resolve(host, port, socket.AF_UNSPEC)
             ]
         else:
-            found = [(socket.AF_INET if literal.version == 4 else socket.AF_INET6, host)]
+            addresses = [(socket.AF_INET if literal.version == 4 else socket.AF_INET6, host)]
         return [
             (
                 socket.AddressFamily(family),
@@ -295,7 +295,7 @@ class ReceiverConnections:
                 "",
                 (at, port) if family == socket.AF_INET else (at, port, 0, 0),
             )
-            for family, at in found
+            for family, at in addresses
         ]
 
     def on_idle(self, connection: ReceiverConnection) -> None:

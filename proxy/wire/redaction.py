@@ -24,10 +24,10 @@ def private_words(url: str, headers: Mapping[str, str], proxy: str = "") -> tupl
     """The words in lower case. Errors are converted to lower case before the search, because nodes change the case of host
     names."""
     parts = urlsplit(url)
-    found = {*_host(parts), *_user(parts), *_path(parts), *_header_values(headers)}
+    words = {*_host(parts), *_user(parts), *_path(parts), *_header_values(headers)}
     if proxy:
-        found |= {*_host(urlsplit(proxy)), *_user(urlsplit(proxy))}
-    return tuple(sorted({word.lower() for word in _as_written(found)}))
+        words |= {*_host(urlsplit(proxy)), *_user(urlsplit(proxy))}
+    return tuple(sorted({word.lower() for word in _as_written(words)}))
 
 
 def _host(parts: SplitResult) -> Iterator[str]:

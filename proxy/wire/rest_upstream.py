@@ -187,9 +187,9 @@ def _headers_in(connection: UpstreamConnection, names: frozenset[str]) -> dict[s
     """These headers of the reply that is being delivered."""
     if not isinstance(connection, HttpConnection):
         return {}
-    found = {}
+    headers = {}
     for line in connection.header_block[:-4].split(b"\r\n")[1:]:
         name, _, value = line.decode("latin-1").partition(":")
         if name.lower() in names:
-            found[name.lower()] = value.strip(" \t")
-    return found
+            headers[name.lower()] = value.strip(" \t")
+    return headers

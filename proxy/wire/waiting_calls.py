@@ -95,12 +95,12 @@ class WaitingCalls:
 
     def next_client(self, held: Mapping[str, int]) -> str:
         """The client whose turn it is: the one with the fewest calls in flight. `held`: calls in flight, by client."""
-        found, fewest = "", -1
+        chosen, fewest = "", -1
         for client in self._by_client:
             count = held.get(client, 0)
             if fewest < 0 or count < fewest:
-                found, fewest = client, count
-        return found
+                chosen, fewest = client, count
+        return chosen
 
     def pop(self, client: str) -> WaitingCall:
         """Remove the client's oldest call. Its next one comes after those of clients with as many calls in flight."""
@@ -116,11 +116,11 @@ class WaitingCalls:
 
     def greediest(self) -> str:
         """The client with the most calls."""
-        found, most = "", 0
+        greediest, most = "", 0
         for client, calls in self._by_client.items():
             if len(calls) > most:
-                found, most = client, len(calls)
-        return found
+                greediest, most = client, len(calls)
+        return greediest
 
     def pop_newest(self, client: str) -> WaitingCall:
         """Remove the newest call of a client that has several."""
@@ -137,9 +137,9 @@ class WaitingCalls:
         return old
 
     def take_all(self) -> list[WaitingCall]:
-        found = self.all()
+        calls = self.all()
         self._by_client, self._by_sink = {}, {}
-        return found
+        return calls
 
     def remove(self, sink: ReplySink) -> bool:
         """Returns whether it had a call here."""

@@ -75,12 +75,12 @@ class WebSocketUpstream(Upstream):
         self._send(sink, b"".join(body))
 
     def _send(self, sink: ReplySink, text: bytes) -> None:
-        found = _ID.match(text)
-        assert found is not None  # this program writes every body
+        match = _ID.match(text)
+        assert match is not None  # this program writes every body
         if text[:1] == b"[":
-            self._batches[found[1]] = None
-        self._pending[found[1]] = sink
-        self._client.send(found[1], text)
+            self._batches[match[1]] = None
+        self._pending[match[1]] = sink
+        self._client.send(match[1], text)
 
     # Waiting
 
