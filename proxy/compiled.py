@@ -99,8 +99,8 @@ class Finder:
     """
 
     def __init__(self, directory: Path) -> None:
-        found = [file for file in directory.glob(f"*{SUFFIX}") if file.stat().st_size]
-        self.files = {file.name.removesuffix(SUFFIX): file for file in found}
+        files = [file for file in directory.glob(f"*{SUFFIX}") if file.stat().st_size]
+        self.files = {file.name.removesuffix(SUFFIX): file for file in files}
 
     def __repr__(self) -> str:
         return f"<Finder {len(self.files)} modules>"

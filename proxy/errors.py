@@ -105,19 +105,19 @@ class InvalidRequest(Fault):
         return [message for _, message in self.errors] or [self.message]
 
     def body(self, site: str = "") -> dict[str, Any]:
-        found = super().body(site)
+        body = super().body(site)
         if self.errors:
-            found["error"]["errors"] = [{"param": param, "message": message} for param, message in self.errors]
-        return found
+            body["error"]["errors"] = [{"param": param, "message": message} for param, message in self.errors]
+        return body
 
     @classmethod
     def listing(cls, errors: Sequence[tuple[str, str]]) -> InvalidRequest:
         """For one or more parameters with their messages."""
         param, message = errors[0]
-        made = cls(message, param=param)
+        error = cls(message, param=param)
         if len(errors) > 1:
-            made.errors = errors
-        return made
+            error.errors = errors
+        return error
 
     @classmethod
     def naming(cls, text: str) -> InvalidRequest:

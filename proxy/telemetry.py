@@ -265,32 +265,32 @@ class CallCollector(Collector):
                 continue
 
     def _calls(self) -> dict[tuple[str, str], list[Any]]:
-        found: dict[tuple[str, str], list[Any]] = {}
+        calls: dict[tuple[str, str], list[Any]] = {}
         for data in self._files():
             for network, method, *numbers, buckets in data["calls"]:
-                sums = found.setdefault((network, method), [0] * len(numbers) + [[0] * len(buckets)])
+                sums = calls.setdefault((network, method), [0] * len(numbers) + [[0] * len(buckets)])
                 for index, number in enumerate(numbers):
                     sums[index] += number
                 sums[-1] = [have + more for have, more in zip(sums[-1], buckets, strict=True)]
-        return found
+        return calls
 
     def _exemplars(self) -> dict[tuple[str, str], Exemplar]:
         """The newest of all workers, for each kind of call."""
-        found: dict[tuple[str, str], Exemplar] = {}
+        exemplars: dict[tuple[str, str], Exemplar] = {}
         for data in self._files():
             for network, method, trace_id, seconds, at in data["exemplars"]:
-                known = found.get((network, method))
+                known = exemplars.get((network, method))
                 if known is None or (known.timestamp or 0.0) < at:
-                    found[network, method] = Exemplar({"trace_id": trace_id}, seconds, at)
-        return found
+                    exemplars[network, method] = Exemplar({"trace_id": trace_id}, seconds, at)
+        return exemplars
 
     def _upstreams(self) -> Counter_[tuple[str, str]]:
-        found: Counter_[tuple[str, str]] = Counter_()
+        totals: Counter_[tuple[str, str]] = Counter_()
         for data in self._files():
             for _network, label, *counts in data["upstreams"]:
                 for outcome, count in zip(("answered", "failed", "refused"), counts, strict=True):
-                    found[label, outcome] += count
-        return found
+                    totals[label, outcome] += count
+        return totals
 
 
 def _cumulative(buckets: list[int]) -> list[tuple[str, float]]:
@@ -345,8 +345,8 @@ def redact(text: str) -> str:
     return _KEY.sub(r"\1[redacted]", _ADDRESS.sub(_redacted_address, text))
 
 
-def _redacted_address(found: re.Match[str]) -> str:
-    authority, *rest = _AFTER_HOST.split(found[0], maxsplit=1)
+def _redacted_address(match: re.Match[str]) -> str:
+    authority, *rest = _AFTER_HOST.split(match[0], maxsplit=1)
     credentials, _, host = authority.rpartition("@")
     if any("@" in part for part in rest):
         return "[redacted]"  # possibly a password that contains a slash

@@ -89,9 +89,9 @@ async def next_turn() -> None:
 
 async def in_turns(items: Iterable[T], work: Callable[[T], U]) -> list[U]:
     """The results of a little work on each item, of which there may be thousands."""
-    found: list[U] = []
+    results: list[U] = []
     for item in items:
-        found.append(work(item))
-        if len(found) % PER_TURN == 0:
+        results.append(work(item))
+        if len(results) % PER_TURN == 0:
             await next_turn()
-    return found
+    return results

@@ -386,9 +386,9 @@ class App:
     def _head_reader(self) -> RequestHeaderReader:
         named = {
             (stem, f"{chain}/{network.name}"): route
-            for stem, found in (("rpc", self.networks), ("bundler", self.smart_wallets.bundlers))
+            for stem, networks in (("rpc", self.networks), ("bundler", self.smart_wallets.bundlers))
             for network in self._tables.chains.networks()
-            if (route := found.find(network)) is not None
+            if (route := networks.find(network)) is not None
             for chain in (network.chain.name, *network.chain.aliases)
         }
         with_rest = {

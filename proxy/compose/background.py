@@ -217,8 +217,8 @@ class Background:
         self.tasks.start("settling", settling.run)
 
     def _with_relays(self) -> set[str]:
-        found = [self.tables.chains.find(*each.network.split("/")) for each in self.settings.relays]
-        return {network.id for network in found if network is not None}
+        networks = [self.tables.chains.find(*each.network.split("/")) for each in self.settings.relays]
+        return {network.id for network in networks if network is not None}
 
     def _follow(self, name: str, route: Route) -> None:
         events = self.events(route)

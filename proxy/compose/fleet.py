@@ -110,13 +110,13 @@ class FleetFeature:
         """A supervised loop."""
         asked = 0
         while True:
-            found = self.report()
+            report = self.report()
             telemetry.valkey_up.set(self.link.is_up)
             telemetry.valkey_round_trip_seconds.set(self.link.round_trip_s)
-            telemetry.fleet_hosts.set(found["hosts"])
-            telemetry.leases_held.set(found["leases"])
-            telemetry.lease_asks_total.inc(found["asked"] - asked)
-            asked = found["asked"]
+            telemetry.fleet_hosts.set(report["hosts"])
+            telemetry.leases_held.set(report["leases"])
+            telemetry.lease_asks_total.inc(report["asked"] - asked)
+            asked = report["asked"]
             await asyncio.sleep(MEASURE_S)
 
     async def start(self, networks: Networks) -> None:

@@ -76,12 +76,12 @@ class GasFeature:
 
 def paymasters(settings: Settings, tables: Tables, environ: Mapping[str, str]) -> Paymasters:
     """The configured paymasters. The signers' keys are read here and nowhere else."""
-    found = []
+    configured = []
     for each in settings.paymasters:
         network = tables.chains.find(*each.network.split("/"))
         assert network is not None  # checked when the settings were loaded
         assert network.facts.chain_id is not None
-        found.append(
+        configured.append(
             Paymaster(
                 network=network.id,
                 version=each.entry_point,
@@ -93,7 +93,7 @@ def paymasters(settings: Settings, tables: Tables, environ: Mapping[str, str]) -
                 any_fee_wei=fees.wei_of(each.any_fee_gwei),
             )
         )
-    return Paymasters(found)
+    return Paymasters(configured)
 
 
 # For the follower, which needs no signing keys

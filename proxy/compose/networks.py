@@ -115,13 +115,13 @@ class NetworkBuilder:
         memory = self._heads_memory
         heads = [0] * HEAD_NUMBERS * places if memory is None else memory.heads(HEAD_NUMBERS * places)
         holders = [0] * places if memory is None else memory.holders(places)
-        found = {}
+        states = {}
         for name, upstreams in by_network.items():
             network = known[name]
             calls, streams = _by_use(network, upstreams)
             taken = [each for each in calls if not each[1].shadow or each[1].canary]
             takers = self._upstreams(network, taken)
-            found[name] = state = NetworkState(
+            states[name] = state = NetworkState(
                 network,
                 takers,
                 self._heads(network),
@@ -145,7 +145,7 @@ class NetworkBuilder:
                 if given.shadow
             ]
             state.observe_reads(self._shadows[name])
-        return found
+        return states
 
     def _known(self) -> dict[str, Network]:
         return {network.id: network for network in self._tables.chains.networks()}
@@ -161,8 +161,8 @@ class NetworkBuilder:
         self, states: Mapping[str, NetworkState], takeovers: Mapping[str, Takeovers] | None = None
     ) -> Networks:
         """Routes to these networks. `takeovers`: by network id."""
-        found = takeovers or {}
-        return Networks([self._route(state, found.get(name, Takeovers())) for name, state in states.items()])
+        by_network = takeovers or {}
+        return Networks([self._route(state, by_network.get(name, Takeovers())) for name, state in states.items()])
 
     def _route(self, state: NetworkState, takeovers: Takeovers) -> Route:
         settings, network = self._settings, state.network
@@ -283,12 +283,12 @@ class NetworkBuilder:
         )
 
     def _by_network(self, given: Sequence[N]) -> dict[str, list[N]]:
-        found: defaultdict[str, list[N]] = defaultdict(list)
+        by_network: defaultdict[str, list[N]] = defaultdict(list)
         for upstream in given:
             network = self._tables.chains.find(*upstream.network.split("/"))
             assert network is not None  # The settings were validated.
-            found[network.id].append(upstream)
-        return found
+            by_network[network.id].append(upstream)
+        return by_network
 
     def _upstreams(self, network: Network, numbered: Numbered, kind: str = "") -> list[Upstream]:
         """They are labelled by their name or their position in the settings, and indexed by their position in the group."""
@@ -335,8 +335,8 @@ class NetworkBuilder:
             return None
         prices, price = prices_of(given, network, self._tables)
         budget, included = (
-            None if found is None else self._budgets.setdefault(found.name, found)
-            for found in (budget_of(given, upstream_id), included_of(given, upstream_id))
+            None if limit is None else self._budgets.setdefault(limit.name, limit)
+            for limit in (budget_of(given, upstream_id), included_of(given, upstream_id))
         )
         for each in (budget, included):
             if each is not None:
@@ -393,8 +393,8 @@ def _as_upstream(given: BundlerSettings | RelaySettings) -> UpstreamSettings:
 
 
 def _cost_policy(settings: Settings, network_id: str) -> CostPolicy:
-    found = [each for each in settings.cost_routing if each.network == network_id]
-    return CostPolicy(found[0].equally_fast, found[0].ms_per_cent) if found else USUAL_COSTS
+    policies = [each for each in settings.cost_routing if each.network == network_id]
+    return CostPolicy(policies[0].equally_fast, policies[0].ms_per_cent) if policies else USUAL_COSTS
 
 
 def rules_of(given: Sequence[RoutingSettings], network_id: str) -> list[RoutingRule]:

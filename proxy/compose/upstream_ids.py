@@ -18,11 +18,11 @@ def upstream_id_of(pepper: str, network_id: str, url: str, kind: str) -> str:
 def renewed_ids(settings: Settings, tables: Tables) -> dict[str, str]:
     """The id of each upstream, bundler and relay under the previous pepper, with its id under the current one."""
     keys = settings.keys
-    found = {}
+    renewed = {}
     for kind, section in (("", settings.upstreams), (BUNDLER, settings.bundlers), (RELAY, settings.relays)):
         for each in section:
             network = tables.chains.find(*each.network.split("/"))
             assert network is not None  # The settings were validated.
             old = upstream_id_of(keys.previous_pepper, network.id, each.place, kind)
-            found[old] = upstream_id_of(keys.pepper, network.id, each.place, kind)
-    return found
+            renewed[old] = upstream_id_of(keys.pepper, network.id, each.place, kind)
+    return renewed

@@ -112,8 +112,14 @@ Ctrl-C stops everything. The data is kept for the next start; start with --fresh
 def _on_chain(contracts: DevContracts) -> str:
     """List the standard tokens and the entry points. The ready file has all contracts."""
     ordinary = ("erc20", "weth", "erc721", "erc1155")
-    shown = [(found["symbol"], found) for found in (*contracts.tokens, *contracts.nfts) if found["kind"] in ordinary]
-    lines = [f"{symbol:<11} {found['address']}  {found['kind']}, {found['name']}" for symbol, found in shown]
+    shown = [
+        (contract["symbol"], contract)
+        for contract in (*contracts.tokens, *contracts.nfts)
+        if contract["kind"] in ordinary
+    ]
+    lines = [
+        f"{symbol:<11} {contract['address']}  {contract['kind']}, {contract['name']}" for symbol, contract in shown
+    ]
     lines += [f"{'EntryPoint':<11} {address}  {version}" for version, address in contracts.entry_points.items()]
     return "".join(f"\n  {'contracts' if at == 0 else '':<10} {line}" for at, line in enumerate(lines)) + "\n"
 

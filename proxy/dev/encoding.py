@@ -23,8 +23,8 @@ CREATE2_PROXY_TRANSACTION = (
 
 
 def keccak(data: bytes) -> bytes:
-    found: bytes = sha3.keccak_256(data).digest()
-    return found
+    digest: bytes = sha3.keccak_256(data).digest()
+    return digest
 
 
 def raw(text: str) -> bytes:

@@ -19,7 +19,7 @@ class DevAccount:
     private_key: str
 
 
-ACCOUNTS = tuple(DevAccount(**found) for found in orjson.loads((CONFIG / "devnet" / "accounts.json").read_bytes()))
+ACCOUNTS = tuple(DevAccount(**account) for account in orjson.loads((CONFIG / "devnet" / "accounts.json").read_bytes()))
 FUNDED, ALICE, BOB, CAROL = ACCOUNTS[:4]
 # The bundler pays for bundles with its executor account and deploys its contracts with its utility account.
 WORKING = BUNDLER_UTILITY, BUNDLER_EXECUTOR, PAYMASTER_SIGNER, DEPLOYER = ACCOUNTS[-4:]

@@ -37,8 +37,8 @@ async def _until_indexed(
     newest = int((await _block(session, chain_url, "latest"))["number"], 16)
     while True:
         cursors = await connection.fetch(_CURSORS, networks)
-        found = [await _is_at(session, chain_url, row) for row in cursors if row["block"] >= newest]
-        if sum(found) == len(networks):
+        indexed = [await _is_at(session, chain_url, row) for row in cursors if row["block"] >= newest]
+        if sum(indexed) == len(networks):
             return
         await asyncio.sleep(POLL_S)
 

@@ -30,10 +30,10 @@ _NO_NPM = (
 
 def node_binary(home: Path = DEVNET) -> Path:
     package = _NODE_OF.get(platform.machine())
-    found = home / "node_modules" / str(package) / "bin" / "node"
-    if package is None or not found.exists():
+    binary = home / "node_modules" / str(package) / "bin" / "node"
+    if package is None or not binary.exists():
         raise StartError([f"the development chain is not installed in {home}: run `make run`"])
-    return found
+    return binary
 
 
 async def home_of(data: Path, display: Display) -> Path:

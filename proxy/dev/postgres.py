@@ -93,11 +93,11 @@ class Postgres:
         parent.mkdir(parents=True, exist_ok=True)
         for left in (self._directory, *parent.glob(f"{prefix}*")):
             shutil.rmtree(left, ignore_errors=True)
-        made = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         if self._drop_root is _become_nobody:
-            os.chown(made, NOBODY, NOBODY)
+            os.chown(directory, NOBODY, NOBODY)
         maker = await asyncio.create_subprocess_exec(
-            *self._maker(made),
+            *self._maker(directory),
             env=inherited_environment(LC_ALL="C"),
             preexec_fn=self._before_making,
             stdin=asyncio.subprocess.DEVNULL,
@@ -110,19 +110,19 @@ class Postgres:
         except asyncio.CancelledError:
             send_signal(maker, signal.SIGKILL)
             await maker.wait()
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)
             raise
         if maker.returncode:
-            raise StartError([f"postgres: could not create {made}:\n{output.decode('utf-8', 'replace').strip()}"])
-        made.rename(self._directory)
+            raise StartError([f"postgres: could not create {directory}:\n{output.decode('utf-8', 'replace').strip()}"])
+        directory.rename(self._directory)
 
-    def _maker(self, made: Path) -> tuple[str, ...]:
+    def _maker(self, directory: Path) -> tuple[str, ...]:
         """The command that fills the directory of a new cluster."""
         if self._standby_of:
             copy = ("--checkpoint=fast", "--no-sync", "--write-recovery-conf")
-            return str(binaries() / "pg_basebackup"), "-D", str(made), "-d", self._standby_of, *copy
+            return str(binaries() / "pg_basebackup"), "-D", str(directory), "-d", self._standby_of, *copy
         return (
-            *(str(binaries() / "initdb"), "-D", str(made), "-U", USER),
+            *(str(binaries() / "initdb"), "-D", str(directory), "-U", USER),
             *("-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"),
         )
 

@@ -58,8 +58,8 @@ class Artifact:
         if not path.exists():
             theirs, _, version = name.partition("-")
             path = home / "node_modules" / f"erc4337-{version}" / "artifacts" / f"{theirs}.json"
-        found = orjson.loads(path.read_bytes())
-        return cls(name, found["abi"], raw(found["bytecode"]), found.get("placed"))
+        artifact = orjson.loads(path.read_bytes())
+        return cls(name, artifact["abi"], raw(artifact["bytecode"]), artifact.get("placed"))
 
     def with_arguments(self, *values: Any) -> bytes:
         """Return the creation code: the bytecode followed by the constructor's arguments."""

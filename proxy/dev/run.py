@@ -183,27 +183,27 @@ class DevService:
             # The chain is new at every start, and small: index all of it, and drop the index of the old one.
             "follower": {"start": dict.fromkeys(DEV_NETWORKS, 0), "renew": True},
         }
-        found = settings_room.load(
+        settings = settings_room.load(
             self._options.config, environ=settings_room.environment(), defaults=defaults, overrides=overrides
         )
-        tables = settings_room.tables_for(found)
+        tables = settings_room.tables_for(settings)
         own = [upstream_option.parse(text, tables) for text in self._options.upstreams]
         chains = [{"network": name, "url": devnet.url} for name in DEV_NETWORKS]
         bundlers = [{"network": name, "url": devnet.bundler_url} for name in DEV_NETWORKS if devnet.bundler_url]
-        upstreams = [*chains, *own, *found.tree.get("upstreams", ())]
-        bundlers += found.tree.get("bundlers", ())
-        paymasters = [*self._paymasters(devnet), *found.tree.get("paymasters", ())]
+        upstreams = [*chains, *own, *settings.tree.get("upstreams", ())]
+        bundlers += settings.tree.get("bundlers", ())
+        paymasters = [*self._paymasters(devnet), *settings.tree.get("paymasters", ())]
         tree, faults = settings_room.expanded(
-            {**found.tree, "upstreams": upstreams, "bundlers": bundlers, "paymasters": paymasters}
+            {**settings.tree, "upstreams": upstreams, "bundlers": bundlers, "paymasters": paymasters}
         )
-        found = settings_room.from_tree(tree, faults=faults)
-        tables = settings_room.tables_for(found)
-        faults += settings_room.network_faults(found.tree, tables)
-        faults += settings_room.paymaster_faults(found.tree, tables, settings_room.environment())
-        faults += settings_room.relay_faults(found.tree, tables, settings_room.environment())
+        settings = settings_room.from_tree(tree, faults=faults)
+        tables = settings_room.tables_for(settings)
+        faults += settings_room.network_faults(settings.tree, tables)
+        faults += settings_room.paymaster_faults(settings.tree, tables, settings_room.environment())
+        faults += settings_room.relay_faults(settings.tree, tables, settings_room.environment())
         if faults:
             raise StartError([fault.replace("upstreams", "--upstream", 1) for fault in faults])
-        return found
+        return settings
 
     def _paymasters(self, devnet: Devnet) -> Iterator[dict[str, str]]:
         """Yield settings of the chain's paymasters. Their signing key is written to a private file."""
@@ -250,12 +250,12 @@ class DevService:
         }
         seed.write_private(self._data / RUNNING, orjson.dumps(overrides))
         stack.callback((self._data / RUNNING).unlink, missing_ok=True)
-        found = ready.as_json()
-        chain = {name: found[name] for name in ("upstream_url", "accounts", "tokens", "nfts")}
+        ready_json = ready.as_json()
+        chain = {name: ready_json[name] for name in ("upstream_url", "accounts", "tokens", "nfts")}
         seed.write_private(self._data / CHAIN, orjson.dumps(chain))
         stack.callback((self._data / CHAIN).unlink, missing_ok=True)
         if self._options.ready_file is not None:
-            seed.write_private(self._options.ready_file, orjson.dumps(found, option=orjson.OPT_INDENT_2))
+            seed.write_private(self._options.ready_file, orjson.dumps(ready_json, option=orjson.OPT_INDENT_2))
             stack.callback(self._options.ready_file.unlink, missing_ok=True)
 
 
@@ -264,9 +264,9 @@ async def _together(first: Coroutine[Any, Any, T], second: Coroutine[Any, Any, N
     faults: list[str] = []
     try:
         async with asyncio.TaskGroup() as group:
-            found = group.create_task(first)
+            task = group.create_task(first)
             group.create_task(second)
-        return found.result()
+        return task.result()
     except* StartError as failed:
         faults = [fault for exc in _leaves(failed) for fault in exc.faults]
     raise StartError(faults)  # outside except*: before Python 3.11.4 an exception raised in it is wrapped in a group

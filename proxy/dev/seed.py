@@ -38,30 +38,30 @@ def pepper(path: Path) -> str:
 
 async def keys(store: KeyStore, path: Path) -> dict[str, dict[str, str]]:
     """Return the live and test key of each plan, creating missing ones."""
-    found = orjson.loads(path.read_bytes()) if path.exists() else {}
+    by_plan = orjson.loads(path.read_bytes()) if path.exists() else {}
     hints = {row["hint"] for row in await store.list_keys() if row["status"] == "active"}
     for plan in PLANS:
-        known = found.get(plan, {})
+        known = by_plan.get(plan, {})
         if not known or any(access.hint_of(key) not in hints for key in known.values()):
-            found[plan] = await _new_account(store, plan)
-            write_private(path, orjson.dumps(found, option=orjson.OPT_INDENT_2))
-    return dict(found)
+            by_plan[plan] = await _new_account(store, plan)
+            write_private(path, orjson.dumps(by_plan, option=orjson.OPT_INDENT_2))
+    return dict(by_plan)
 
 
 async def sign_ins(store: SessionStore, path: Path) -> dict[str, str]:
     """Return the password of all seeded accounts and an operator's token, creating them if needed."""
-    found = orjson.loads(path.read_bytes()) if path.exists() else {}
-    if not found:
-        found = {"password": secrets.token_urlsafe(12), "admin_token": new_admin_token()}
-        write_private(path, orjson.dumps(found, option=orjson.OPT_INDENT_2))
+    credentials = orjson.loads(path.read_bytes()) if path.exists() else {}
+    if not credentials:
+        credentials = {"password": secrets.token_urlsafe(12), "admin_token": new_admin_token()}
+        write_private(path, orjson.dumps(credentials, option=orjson.OPT_INDENT_2))
     for plan in PLANS:
         holder = await store.find_holder(email_of(plan))
         # Setting a password ends every session, so it is set only if it differs.
-        if holder is not None and not (holder.hash and verify_password(holder.hash, found["password"])):
-            await store.set_password(holder.id, hash_password(found["password"]))
-    if await store.find_token(found["admin_token"]) is None:
-        await store.add_token("development", found["admin_token"])
-    return dict(found)
+        if holder is not None and not (holder.hash and verify_password(holder.hash, credentials["password"])):
+            await store.set_password(holder.id, hash_password(credentials["password"]))
+    if await store.find_token(credentials["admin_token"]) is None:
+        await store.add_token("development", credentials["admin_token"])
+    return dict(credentials)
 
 
 def email_of(plan: str) -> str:
@@ -73,12 +73,12 @@ async def _new_account(store: KeyStore, plan: str) -> dict[str, str]:
     account = await store.find_account(email) or await store.create_account(
         name=f"Development ({plan})", email=email, plan=plan
     )
-    made: dict[str, str] = {}
+    by_mode: dict[str, str] = {}
     for mode in access.MODES:
         # Wallets and tools that take only a URL can then be tried.
         in_url = KeyRestrictionChange(in_url=True)
-        _, made[mode] = await store.create_key(account["id"], name=f"dev {mode}", mode=mode, restrictions=in_url)
-    return made
+        _, by_mode[mode] = await store.create_key(account["id"], name=f"dev {mode}", mode=mode, restrictions=in_url)
+    return by_mode
 
 
 def write_private(path: Path, data: bytes) -> None:

@@ -203,9 +203,9 @@ async def _connected(pid: int, pidfd: int, stdin: BinaryIO, stdout: BinaryIO) ->
 
 async def _readable(control: socket.socket) -> None:
     loop = asyncio.get_running_loop()
-    found = asyncio.Event()
-    loop.add_reader(control, found.set)
+    readable = asyncio.Event()
+    loop.add_reader(control, readable.set)
     try:
-        await found.wait()
+        await readable.wait()
     finally:
         loop.remove_reader(control)

@@ -387,7 +387,7 @@ def listeners(host: str, port: int, count: int) -> list[socket.socket]:
         # With SO_REUSEPORT two services could share a port by accident: first bind it without.
         with _bound(family, host, port, shared=False) as probe:
             port = probe.getsockname()[1]
-        found = [_bound(family, host, port, shared=True) for _ in range(count)]
+        sockets = [_bound(family, host, port, shared=True) for _ in range(count)]
     except OSError as exc:
         reason = exc.strerror or str(exc)
         raise StartError(
@@ -396,9 +396,9 @@ def listeners(host: str, port: int, count: int) -> list[socket.socket]:
                 "settings, PENSTOCK_SERVER__PORT or, in development, --port"
             ]
         ) from None
-    for listener in found:
+    for listener in sockets:
         listener.listen(BACKLOG)
-    return found
+    return sockets
 
 
 def _bound(family: int, host: str, port: int, *, shared: bool) -> socket.socket:
