@@ -153,19 +153,19 @@ def _set_disabled(*, disabled: bool) -> Any:
 
 @asynccontextmanager
 async def removal(args: argparse.Namespace) -> AsyncIterator[tuple[AccountRemoval, KeyStore]]:
-    async with context.opened(args) as (found, pool):
-        keys = context.keys_of(found, pool)
+    async with context.opened(args) as (settings, pool):
+        keys = context.keys_of(settings, pool)
         yield AccountRemoval(keys, WebhookStore(pool)), keys
 
 
 async def _delete(opened: tuple[AccountRemoval, KeyStore], args: argparse.Namespace) -> None:
-    found, keys = opened
+    removals, keys = opened
     account = await keys.read_account(args.id)
     if not args.yes and _typed(f"Type {account['email'] or args.id} to delete this account: ") != (
         account["email"] or args.id
     ):
         raise InvalidRequest("nothing was deleted: the text differs. Use --yes to skip the question")
-    await found.remove(args.id)
+    await removals.remove(args.id)
     await context.record("admin_delete_account", subject=args.id)
     output.row({"id": args.id, "deleted": True}, as_json=args.json)
 
@@ -211,8 +211,8 @@ async def _remove_member(store: MemberStore, args: argparse.Namespace) -> None:
 
 @asynccontextmanager
 async def second_factors(args: argparse.Namespace) -> AsyncIterator[tuple[SecondFactorStore, SessionStore]]:
-    async with context.opened(args) as (found, pool):
-        yield SecondFactorStore(pool, vault_of(found)), SessionStore(pool, pepper=found.keys.pepper)
+    async with context.opened(args) as (settings, pool):
+        yield SecondFactorStore(pool, vault_of(settings)), SessionStore(pool, pepper=settings.keys.pepper)
 
 
 async def _second_factor_off(opened: tuple[SecondFactorStore, SessionStore], args: argparse.Namespace) -> None:

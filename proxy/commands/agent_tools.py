@@ -78,16 +78,16 @@ class ToolCaller:
 
     @property
     def headers(self) -> dict[str, str]:
-        found = {"X-API-Key": self.key} if self.key else {}
-        return found | ({"X-Forwarded-For": self.address} if self.address else {})
+        headers = {"X-API-Key": self.key} if self.key else {}
+        return headers | ({"X-Forwarded-For": self.address} if self.address else {})
 
 
 def tools_of(spec: ApiSpec, *, allow_writes: bool) -> dict[str, Tool]:
-    found = {RPC_TOOL: _rpc_tool(allow_writes=allow_writes)}
+    tools = {RPC_TOOL: _rpc_tool(allow_writes=allow_writes)}
     for operation in spec.operations.values():
         if _is_offered(operation):
-            found[operation.id] = _tool(spec, operation)
-    return found
+            tools[operation.id] = _tool(spec, operation)
+    return tools
 
 
 def _rpc_tool(*, allow_writes: bool) -> Tool:
@@ -203,12 +203,12 @@ class ToolCalls:
             text = data[:MOST_CHARACTERS].decode("utf-8", "replace")
             return ToolReply(f"{text}\n… cut: the reply has more than {MOST_READ} bytes. Ask for less, or use pages.")
         try:
-            found = orjson.loads(data)
+            reply = orjson.loads(data)
         except ValueError:
             return ToolReply(f"the service replied with status {response.status} and no JSON", is_error=True)
         # A record of a request has an `error` too: that of the request.
-        is_error = response.status >= 400 or (path.startswith("/v1/rpc/") and "error" in found)
-        text = orjson.dumps(found, option=orjson.OPT_INDENT_2).decode()
+        is_error = response.status >= 400 or (path.startswith("/v1/rpc/") and "error" in reply)
+        text = orjson.dumps(reply, option=orjson.OPT_INDENT_2).decode()
         if len(text) > MOST_CHARACTERS:
             text = f"{text[:MOST_CHARACTERS]}\n… cut: the reply has {len(text)} characters. Ask for less, or use pages."
         if is_error:

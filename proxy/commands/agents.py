@@ -103,9 +103,9 @@ def _server(calls: ToolCalls, key: str) -> Any:
 
     async def list_resources(_context: Any, _params: Any) -> types.ListResourcesResult:
         with _document_faults():
-            found = await calls.documents()
+            documents = await calls.documents()
         return types.ListResourcesResult(
-            resources=[types.Resource(uri=f"{SCHEME}{path}", name=title) for path, title in found.items()]
+            resources=[types.Resource(uri=f"{SCHEME}{path}", name=title) for path, title in documents.items()]
         )
 
     async def read_resource(_context: Any, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:

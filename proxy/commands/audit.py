@@ -45,8 +45,8 @@ async def _list(log: ActionLog, args: argparse.Namespace) -> None:
         until=moment_of(args.until, "--until") if args.until else None,
         before_id=args.cursor,
     )
-    found, after = await log.search(wanted, max(1, args.limit))
-    output.rows(found if args.json else [_shown(row) for row in found], COLUMNS, as_json=args.json)
+    actions, after = await log.search(wanted, max(1, args.limit))
+    output.rows(actions if args.json else [_shown(row) for row in actions], COLUMNS, as_json=args.json)
     if after is not None and not args.json:
         print(f"\nThere are more: continue with --cursor {after}")
 

@@ -58,11 +58,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def chosen_database(args: argparse.Namespace, found: Settings) -> tuple[str, str]:
+def chosen_database(args: argparse.Namespace, settings: Settings) -> tuple[str, str]:
     """The address of the database that the command is about, and the name of that setting."""
     if args.database is None:
-        return found.database.url, MAIN_URL
-    urls = {each.name: each.url for each in found.databases}
+        return settings.database.url, MAIN_URL
+    urls = {each.name: each.url for each in settings.databases}
     if args.database not in urls:
         raise StartError([f"--database {args.database}: there is no such database in [[databases]]"])
     return urls[args.database], f"databases.{args.database}.url"

@@ -139,7 +139,7 @@ class CallReplay:
     def report(self, *, as_json: bool) -> None:
         pool, delays = self._pool, sorted(self._pool.delays)
         late = sum(each > LATE_S for each in delays)
-        found = {
+        summary = {
             "calls": len(self._calls),
             **{name.replace(" ", "_"): count for name, count in sorted(pool.outcomes.items())},
             "p50_ms": quantile_ms(pool.latencies, 0.5),
@@ -147,7 +147,7 @@ class CallReplay:
             "sent_late": late,
             "p99_delay_ms": round(delays[int(len(delays) * 0.99)] * 1000, 3) if delays else None,
         }
-        output.row(found, as_json=as_json)
+        output.row(summary, as_json=as_json)
         if late > len(delays) // 100:
             print(
                 f"{late:,} calls were sent more than a millisecond late: use a lower --speed, or another machine",

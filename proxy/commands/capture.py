@@ -61,8 +61,8 @@ async def _capture(args: argparse.Namespace) -> int:
         raise InvalidRequest(f"--calls must be between 1 and {MOST_CALLS}")
     if args.file.exists():
         raise StartError([f"{args.file}: exists already; choose another name"])
-    async with context.opened(args) as (found, pool):
-        store, draft = CaptureStore(pool), CaptureDraft(context.tables_of(found), args.calls)
+    async with context.opened(args) as (settings, pool):
+        store, draft = CaptureStore(pool), CaptureDraft(context.tables_of(settings), args.calls)
         accounts = await store.start(args.account, args.seconds + SETTLE_S)
         await _check(store, args.account, accounts)
         await context.record("start_capture", subject=", ".join(accounts), after={"seconds": args.seconds})

@@ -73,10 +73,10 @@ def read_capture(path: Path, network: str | None = None) -> list[CapturedCall]:
     _check_header(path, lines[0] if lines else b"")
     if len(lines) > MOST_CALLS + 1:
         raise StartError([f"{path}: has more than {MOST_CALLS:,} calls: capture for a shorter time"])
-    found = [call for call in _calls(path, lines) if network in (None, call.network)]
-    if not found:
+    calls = [call for call in _calls(path, lines) if network in (None, call.network)]
+    if not calls:
         raise StartError([f"{path}: has no calls{f' of {network}' if network else ''}"])
-    return found
+    return calls
 
 
 def _check_header(path: Path, line: bytes) -> None:

@@ -95,12 +95,12 @@ def add_certify(actions: Any) -> None:
 
 async def show_trials(store: FleetStore, args: argparse.Namespace) -> None:
     """The trials that all workers report."""
-    found = [each for each in trials_of(await store.views()) if args.label in (None, each.label)]
-    if not found:
+    trials = [each for each in trials_of(await store.views()) if args.label in (None, each.label)]
+    if not trials:
         raise NotFound(
             "no upstream is on trial: set shadow = 0.05 and requests_per_second on one, and reload the settings"
         )
-    for each in found:
+    for each in trials:
         report(each, args)
 
 
@@ -147,8 +147,8 @@ def _certify(args: argparse.Namespace) -> int:
         raise InvalidRequest(f"--reads must be between 1 and {MOST_READS}")
     if args.rate is not None and not 1 <= args.rate <= MOST_RATE:
         raise InvalidRequest(f"--rate must be between 1 and {MOST_RATE}")
-    found, tables = context.load_with_tables(args)
-    pair = with_candidate(found, tables, args)
+    settings, tables = context.load_with_tables(args)
+    pair = with_candidate(settings, tables, args)
     present, candidate = pair.upstreams
     captured = None if args.calls is None else read_capture(args.calls, present.network)
     kept = CertifyProgress(args.resume, Comparison.of(present.network, (present.url, candidate.url), args.calls))
@@ -159,14 +159,14 @@ def _certify(args: argparse.Namespace) -> int:
     return int(not trial.is_ready)
 
 
-def with_candidate(found: Settings, tables: Tables, args: argparse.Namespace) -> Settings:
+def with_candidate(settings: Settings, tables: Tables, args: argparse.Namespace) -> Settings:
     """The settings with two upstreams alone: the one in use, and the candidate."""
     if not args.url.startswith(("http://", "https://")):
         raise InvalidRequest(f"the candidate must be an http or https URL, not {args.url!r}")
-    known = [each for each in found.upstreams if args.network in (None, each.network) and not each.shadow]
+    known = [each for each in settings.upstreams if args.network in (None, each.network) and not each.shadow]
     known = [each for each in known if args.against in (None, each.name) and not each.url.startswith("ws")]
     if not known:
-        names = ", ".join(sorted({each.name for each in found.upstreams if each.name})) or "none"
+        names = ", ".join(sorted({each.name for each in settings.upstreams if each.name})) or "none"
         raise StartError([f"the settings have no such upstream to compare with; use --against with one of: {names}"])
     price = str(cost.price_of(args.price)) if args.price else ""
     if args.cost:
@@ -176,7 +176,7 @@ def with_candidate(found: Settings, tables: Tables, args: argparse.Namespace) ->
     candidate = UpstreamSettings(
         url=args.url, network=known[0].network, name=CANDIDATE, shadow=1.0, cost=args.cost, credit_price=price
     )
-    return replace(found, upstreams=(known[0], candidate), bundlers=(), routing=(), verify=())
+    return replace(settings, upstreams=(known[0], candidate), bundlers=(), routing=(), verify=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +197,9 @@ class CertifyReads:
         return islice(_captured_calls(route, head, self.captured, self.kept.position), left)
 
 
-async def certified(found: Settings, tables: Tables, reads: CertifyReads, progress: Progress) -> Trial:
+async def certified(settings: Settings, tables: Tables, reads: CertifyReads, progress: Progress) -> Trial:
     loop = asyncio.get_running_loop()
-    builder = NetworkBuilder(found, tables, WriteBuffer(loop), TurnQueue(loop), tally=Tallies().of)
+    builder = NetworkBuilder(settings, tables, WriteBuffer(loop), TurnQueue(loop), tally=Tallies().of)
     networks = builder.networks(builder.states())
     try:
         (route,) = networks.routes.values()

@@ -86,8 +86,8 @@ def _list(args: argparse.Namespace) -> int:
 
 def _networks(tables: settings_room.Tables, args: argparse.Namespace) -> Iterable[Network]:
     wants_all = args.all or args.name
-    found = (tables.with_networks(tables.network_names()) if wants_all else tables).chains.networks()
-    return [each for each in found if args.name in each.id or args.name == each.identity]
+    networks = (tables.with_networks(tables.network_names()) if wants_all else tables).chains.networks()
+    return [each for each in networks if args.name in each.id or args.name == each.identity]
 
 
 async def _add(args: argparse.Namespace) -> int:
@@ -149,9 +149,9 @@ async def _identity(url: str, family: Family) -> str:
         for call in lookup.calls:
             method, params = call.with_values(values)
             values |= call.values_in(json.dumps(await node.ask(method, json.loads(params))).encode())
-    if not (found := lookup.identity(values)):
+    if not (identity := lookup.identity(values)):
         raise InvalidRequest("--upstream: the node does not name its chain: check the URL and --family")
-    return found
+    return identity
 
 
 def plain_chain_text(args: argparse.Namespace, identity: str) -> str:
@@ -178,9 +178,9 @@ async def _facts(url: str, chain_id: int, known: Sequence[Chain], *, block_time_
 
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ASK_S)) as session:
         node = NewNode(session, url)
-        found = int(await node.call("eth_chainId"), 16)
-        if found != chain_id:
-            raise InvalidRequest(f"--upstream: the node's chain id is {found}, not {chain_id}")
+        reported = int(await node.call("eth_chainId"), 16)
+        if reported != chain_id:
+            raise InvalidRequest(f"--upstream: the node's chain id is {reported}, not {chain_id}")
         head = await node.call("eth_getBlockByNumber", "latest", False)
         return {
             "chain_id": chain_id,
@@ -203,8 +203,8 @@ async def route_reply(
     async with session.request(verb, url.rstrip("/") + target, headers=sent, allow_redirects=False) as response:
         if response.status != 200:
             return response.status, None
-        found = {name.lower(): value for name, value in response.headers.items()}
-        return 200, {"status": 200, "headers": found, "body": await response.json(content_type=None)}
+        reply_headers = {name.lower(): value for name, value in response.headers.items()}
+        return 200, {"status": 200, "headers": reply_headers, "body": await response.json(content_type=None)}
 
 
 class NewNode:
@@ -262,8 +262,8 @@ class NewNode:
         known: dict[str, set[str]] = {}
         for version, address in (pair for table in tables for pair in table.items()):
             known.setdefault(version, set()).add(address)
-        found = {version: await self.first_deployed(addresses) for version, addresses in sorted(known.items())}
-        return {version: address for version, address in found.items() if address is not None}
+        deployed = {version: await self.first_deployed(addresses) for version, addresses in sorted(known.items())}
+        return {version: address for version, address in deployed.items() if address is not None}
 
 
 def chain_text(name: str, symbol: str, facts: Mapping[str, Any]) -> str:

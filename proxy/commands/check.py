@@ -10,7 +10,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from proxy import settings
+from proxy import settings as settings_room
 from proxy.commands import connections, output
 from proxy.commands.context import CONFIG_HELP, inspect_service
 from proxy.settings import Settings, Tables
@@ -34,25 +34,25 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found, tables = settings.load_with_tables(args.config, environ=settings.environment())
-    code = asyncio.run(_connect(found, tables, offline=args.offline)) if args.connect else 0
+    settings, tables = settings_room.load_with_tables(args.config, environ=settings_room.environment())
+    code = asyncio.run(_connect(settings, tables, offline=args.offline)) if args.connect else 0
     if args.verbose or not (args.connect or args.quiet):
-        _print_settings(found)
+        _print_settings(settings)
     if not args.offline:
-        asyncio.run(inspect_service(found))
+        asyncio.run(inspect_service(settings))
     return code
 
 
-def _print_settings(found: Settings) -> None:
-    for name, value in settings.masked(found):
+def _print_settings(settings: Settings) -> None:
+    for name, value in settings_room.masked(settings):
         print(f"{name} = {value}")
-    for index, upstream in enumerate(found.upstreams):
+    for index, upstream in enumerate(settings.upstreams):
         if not upstream.operator:
             print(f'upstreams.{index}.operator = "{upstream.operated_by}"')
 
 
-async def _connect(found: Settings, tables: Tables, *, offline: bool) -> int:
+async def _connect(settings: Settings, tables: Tables, *, offline: bool) -> int:
     """Print what can be reached. Returns 1 if something that the service needs cannot."""
-    rows = await connections.tried(found, tables, offline=offline)
+    rows = await connections.tried(settings, tables, offline=offline)
     output.rows(rows, connections.COLUMNS, as_json=False)
     return int(not all(connections.is_useful(row) for row in rows))

@@ -59,22 +59,22 @@ def failure_of(probe: Probe) -> str:
     return f"its reply to {method} is not JSON-RPC (HTTP status {probe.status})"
 
 
-async def tried(found: Settings, tables: Tables, *, offline: bool) -> list[ConnectionRow]:
-    rows = [] if offline else [await _outcome(name, partial(_query, url)) for name, url in _servers(found)]
-    if found.valkey.limits_url:
-        rows.append(await _outcome("limits", lambda: _link(found.valkey.limits_url)))
-    if found.valkey.cache_url:
-        rows.append(await _outcome("cache", lambda: _ping(found.valkey.cache_url)))
-    if found.mail.host:
-        rows.append(await _outcome("mail", Mailer(found.mail).try_connection, within_s=found.mail.timeout_s))
-    return rows + await tried_upstreams(found, tables)
+async def tried(settings: Settings, tables: Tables, *, offline: bool) -> list[ConnectionRow]:
+    rows = [] if offline else [await _outcome(name, partial(_query, url)) for name, url in _servers(settings)]
+    if settings.valkey.limits_url:
+        rows.append(await _outcome("limits", lambda: _link(settings.valkey.limits_url)))
+    if settings.valkey.cache_url:
+        rows.append(await _outcome("cache", lambda: _ping(settings.valkey.cache_url)))
+    if settings.mail.host:
+        rows.append(await _outcome("mail", Mailer(settings.mail).try_connection, within_s=settings.mail.timeout_s))
+    return rows + await tried_upstreams(settings, tables)
 
 
-def _servers(found: Settings) -> Iterator[tuple[str, str]]:
+def _servers(settings: Settings) -> Iterator[tuple[str, str]]:
     """The configured addresses of Postgres."""
-    given = found.database
+    given = settings.database
     named = {"database": given.url, "database (direct)": given.direct_url, "replica": given.replica_url}
-    for each in found.databases:
+    for each in settings.databases:
         named |= {f"database {each.name}": each.url, f"database {each.name} (direct)": each.direct_url}
     yield from ((name, url) for name, url in named.items() if url)
 
@@ -125,9 +125,9 @@ async def _link(url: str) -> None:
 # Upstreams
 
 
-async def tried_upstreams(found: Settings, tables: Tables) -> list[ConnectionRow]:
+async def tried_upstreams(settings: Settings, tables: Tables) -> list[ConnectionRow]:
     loop = asyncio.get_running_loop()
-    builder = NetworkBuilder(found, tables, WriteBuffer(loop), TurnQueue(loop), tally=Tallies().of)
+    builder = NetworkBuilder(settings, tables, WriteBuffer(loop), TurnQueue(loop), tally=Tallies().of)
     networks = builder.networks(builder.states())
     try:
         rows = await asyncio.gather(*[_route(route) for route in networks.routes.values()])

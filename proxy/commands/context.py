@@ -17,7 +17,7 @@ from typing import Any
 import asyncpg
 import orjson
 
-from proxy import settings
+from proxy import settings as settings_room
 from proxy.compose.upstream_ids import renewed_ids
 from proxy.core.action_changes import changed_members
 from proxy.errors import StartError
@@ -66,14 +66,12 @@ def address(text: str) -> str:
 
 def new_file(text: str) -> Path:
     """The type of an argument that is a file to write, for commands that write it after long work."""
-    found = Path(text)
-    if found.is_dir():
+    path = Path(text)
+    if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is a directory: name a file")
-    if not found.parent.is_dir():
-        raise argparse.ArgumentTypeError(
-            f"the directory {found.parent} does not exist: create it, or name another file"
-        )
-    return found
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"the directory {path.parent} does not exist: create it, or name another file")
+    return path
 
 
 # As long as a pepper must be.
@@ -82,28 +80,28 @@ NO_PEPPER = "-" * 32
 
 def load(args: argparse.Namespace) -> Settings:
     """Return the effective settings; without a file or DATABASE_URL, those of the running development service."""
-    environ = settings.environment()
+    environ = settings_room.environment()
     if _names_a_database(args, environ):
-        return settings.load(args.config, environ=environ)
-    return settings.load(environ=environ, overrides=_running(args.data or settings.data_directory()))
+        return settings_room.load(args.config, environ=environ)
+    return settings_room.load(environ=environ, overrides=_running(args.data or settings_room.data_directory()))
 
 
 def load_for_database(args: argparse.Namespace) -> Settings:
     """Like `load`, for commands that only need the addresses of databases: a host that is being set up may have no pepper yet.
     It is then NO_PEPPER."""
-    environ = settings.environment()
+    environ = settings_room.environment()
     if _names_a_database(args, environ):
-        return settings.load(args.config, environ=environ, defaults={"keys": {"pepper": NO_PEPPER}})
+        return settings_room.load(args.config, environ=environ, defaults={"keys": {"pepper": NO_PEPPER}})
     return load(args)
 
 
-def load_with_tables(args: argparse.Namespace) -> tuple[Settings, settings.Tables]:
+def load_with_tables(args: argparse.Namespace) -> tuple[Settings, settings_room.Tables]:
     """Like `load`, with the data files. The networks in a file are checked too."""
-    environ = settings.environment()
+    environ = settings_room.environment()
     if _names_a_database(args, environ):
-        return settings.load_with_tables(args.config, environ=environ)
-    found = load(args)
-    return found, tables_of(found)
+        return settings_room.load_with_tables(args.config, environ=environ)
+    settings = load(args)
+    return settings, tables_of(settings)
 
 
 def _names_a_database(args: argparse.Namespace, environ: Mapping[str, str]) -> bool:
@@ -122,8 +120,8 @@ def _running(data: Path) -> dict[str, Any]:
         ) from None
 
 
-def tables_of(found: Settings) -> settings.Tables:
-    return settings.tables_for(found)
+def tables_of(settings: Settings) -> settings_room.Tables:
+    return settings_room.tables_for(settings)
 
 
 @asynccontextmanager
@@ -160,40 +158,40 @@ def _reason(exc: Exception) -> str:
     return known or f"{type(exc).__name__}: check that Postgres is running and that the URL is right"
 
 
-async def check_database(found: Settings) -> None:
+async def check_database(settings: Settings) -> None:
     """Raise StartError if the database does not fit this version or the pepper. A new pepper is recorded."""
-    async with database(found.database.session_url) as connection:
+    async with database(settings.database.session_url) as connection:
         await _check_schema(connection)
-        upstream_ids = renewed_ids(found, tables_of(found)) if found.keys.previous_pepper else {}
-        await peppers.admit(connection, found.keys.pepper, found.keys.previous_pepper, upstream_ids)
+        upstream_ids = renewed_ids(settings, tables_of(settings)) if settings.keys.previous_pepper else {}
+        await peppers.admit(connection, settings.keys.pepper, settings.keys.previous_pepper, upstream_ids)
 
 
-async def check_service(found: Settings) -> None:
+async def check_service(settings: Settings) -> None:
     """Like `check_database`; also raise StartError if the signing secrets of webhooks cannot be decrypted, or if the other
     databases do not fit. Those may be away: the service works without them."""
-    await inspect_main(found)
-    await check_indexes(found, may_be_away=True)
-    await check_database(found)
+    await inspect_main(settings)
+    await check_indexes(settings, may_be_away=True)
+    await check_database(settings)
 
 
-async def inspect_service(found: Settings) -> None:
+async def inspect_service(settings: Settings) -> None:
     """Like `check_service`, but change nothing, and all databases must answer."""
-    await inspect_main(found)
-    await check_indexes(found)
+    await inspect_main(settings)
+    await check_indexes(settings)
 
 
-async def inspect_main(found: Settings) -> None:
-    async with database(found.database.session_url) as connection:
+async def inspect_main(settings: Settings) -> None:
+    async with database(settings.database.session_url) as connection:
         await _check_schema(connection)
-        await peppers.check(connection, found.keys.pepper, found.keys.previous_pepper)
-        await peppers.check_vault(connection, vault_of(found))
+        await peppers.check(connection, settings.keys.pepper, settings.keys.previous_pepper)
+        await peppers.check_vault(connection, vault_of(settings))
 
 
-async def check_indexes(found: Settings, *, may_be_away: bool = False) -> None:
+async def check_indexes(settings: Settings, *, may_be_away: bool = False) -> None:
     """Raise StartError if one of [[databases]] lacks migrations, or is the main database or another of them."""
     async with AsyncExitStack() as stack:
         opened = []
-        for name, url in found.session_urls.items() if found.databases else ():
+        for name, url in settings.session_urls.items() if settings.databases else ():
             try:
                 connection = await stack.enter_async_context(database(url, name))
             except CannotConnect as exc:
@@ -221,23 +219,23 @@ async def _check_schema(connection: DatabaseConnection, which: str = "the databa
         raise StartError([f"{which} lacks the migrations {few}: run `penstock migrate`"])
 
 
-def own_pool(found: Settings, *, size: int) -> Pool:
+def own_pool(settings: Settings, *, size: int) -> Pool:
     """A pool for a command, which waits longer than a request may."""
     return Pool.of(
-        found.database, size=size, acquire_timeout_s=5.0, request_timeout_s=COMMAND_S, application="penstock-cli"
+        settings.database, size=size, acquire_timeout_s=5.0, request_timeout_s=COMMAND_S, application="penstock-cli"
     )
 
 
 @asynccontextmanager
 async def opened(args: argparse.Namespace) -> AsyncIterator[tuple[Settings, Pool]]:
     """Yield the settings and a pool for a database whose schema is up to date."""
-    found = load(args)
-    await check_database(found)
-    pool = own_pool(found, size=2)
+    settings = load(args)
+    await check_database(settings)
+    pool = own_pool(settings, size=2)
     await pool.open()
     token = _pool_of_command.set(pool)
     try:
-        yield found, pool
+        yield settings, pool
     finally:
         _pool_of_command.reset(token)
         await pool.close()
@@ -257,21 +255,21 @@ async def record(
     await ActionLog(ActionStore(_pool_of_command.get())).record(account, COMMAND_LINE, done)
 
 
-def keys_of(found: Settings, pool: Pool) -> KeyStore:
-    plans = {name: plan.keys for name, plan in tables_of(found).plans.items()}
-    return KeyStore(pool, pepper=found.keys.pepper, previous_pepper=found.keys.previous_pepper, plans=plans)
+def keys_of(settings: Settings, pool: Pool) -> KeyStore:
+    plans = {name: plan.keys for name, plan in tables_of(settings).plans.items()}
+    return KeyStore(pool, pepper=settings.keys.pepper, previous_pepper=settings.keys.previous_pepper, plans=plans)
 
 
 @asynccontextmanager
 async def key_store(args: argparse.Namespace) -> AsyncIterator[KeyStore]:
-    async with opened(args) as (found, pool):
-        yield keys_of(found, pool)
+    async with opened(args) as (settings, pool):
+        yield keys_of(settings, pool)
 
 
 @asynccontextmanager
 async def session_store(args: argparse.Namespace) -> AsyncIterator[tuple[SessionStore, Settings]]:
-    async with opened(args) as (found, pool):
-        yield SessionStore(pool, pepper=found.keys.pepper, previous_pepper=found.keys.previous_pepper), found
+    async with opened(args) as (settings, pool):
+        yield SessionStore(pool, pepper=settings.keys.pepper, previous_pepper=settings.keys.previous_pepper), settings
 
 
 def add_action(

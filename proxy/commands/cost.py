@@ -72,8 +72,8 @@ def register(commands: Any) -> None:
 
 @asynccontextmanager
 async def _source(args: argparse.Namespace) -> AsyncIterator[CostSource]:
-    async with context.opened(args) as (found, pool):
-        yield CostSource(found, context.tables_of(found), SpendingStore(pool), UsageStore(pool))
+    async with context.opened(args) as (settings, pool):
+        yield CostSource(settings, context.tables_of(settings), SpendingStore(pool), UsageStore(pool))
 
 
 async def _report(source: CostSource, args: argparse.Namespace) -> None:
@@ -88,8 +88,8 @@ async def _report(source: CostSource, args: argparse.Namespace) -> None:
     elif args.csv:
         _print_csv(await source.store.rows(first, last, MOST_ROWS))
     else:
-        found = await source.store.read(first, last, args.by, args.account)
-        output.rows([{**each, "usd": in_usd(each["nanos"])} for each in found], SHOWN, as_json=args.json)
+        rows = await source.store.read(first, last, args.by, args.account)
+        output.rows([{**each, "usd": in_usd(each["nanos"])} for each in rows], SHOWN, as_json=args.json)
 
 
 def _print_csv(rows: Sequence[dict[str, Any]]) -> None:
@@ -127,7 +127,7 @@ async def _set_budget(source: CostSource, args: argparse.Namespace) -> None:
 
 async def _budgets(source: CostSource) -> list[dict[str, Any]]:
     """The budgets of the settings, with a forecast."""
-    found: dict[str, tuple[str, CreditBudget]] = {}
+    budgets: dict[str, tuple[str, CreditBudget]] = {}
     for each in source.settings.upstreams:
         network = source.tables.find_network(each.network)
         assert network is not None  # The settings were validated.
@@ -135,8 +135,8 @@ async def _budgets(source: CostSource) -> list[dict[str, Any]]:
         shown = f"{each.network}#{each.name}" if each.budget is None or not each.budget.shared else each.budget.shared
         for budget, what in ((budget_of(each, own_id), ""), (included_of(each, own_id), " (included)")):
             if budget is not None:
-                found[budget.name] = shown + what, budget
-    return await budget_rows(source.store, found)
+                budgets[budget.name] = shown + what, budget
+    return await budget_rows(source.store, budgets)
 
 
 async def _elsewhere(source: CostSource, args: argparse.Namespace, first: datetime.date) -> None:
@@ -161,26 +161,26 @@ async def _elsewhere(source: CostSource, args: argparse.Namespace, first: dateti
 async def _calls(source: CostSource, first: datetime.date) -> dict[tuple[str, str], int]:
     """The calls of all upstreams, by network and method. Attempts are recorded for upstreams whose calls cost something; for
     others, usage has the calls that the cache did not answer."""
-    found = {(network, method): calls for network, method, calls in await source.store.calls(first)}
+    counts = {(network, method): calls for network, method, calls in await source.store.calls(first)}
     since = datetime.datetime.combine(first, datetime.time(), datetime.UTC)
     for place, used in (await source.usage.methods("day", since)).items():
         if _is_call(source.tables, *place):
-            found[place] = max(found.get(place, 0), used.requests - used.hits - used.joins)
-    return found
+            counts[place] = max(counts.get(place, 0), used.requests - used.hits - used.joins)
+    return counts
 
 
 def _is_call(tables: Tables, network: str, method: str) -> bool:
     """Whether this is a JSON-RPC method. Usage counts REST operations too, and makes its calls under their own names."""
-    found = tables.chains.find(*network.split("/")) if network.count("/") == 1 else None
-    return found is not None and method in tables.methods[found.family]
+    known = tables.chains.find(*network.split("/")) if network.count("/") == 1 else None
+    return known is not None and method in tables.methods[known.family]
 
 
 def list_of(tables: Tables, provider: str) -> CreditTable:
-    found = tables.providers.get(provider)
-    if found is None or found.credits is None:
+    listed = tables.providers.get(provider)
+    if listed is None or listed.credits is None:
         priced = sorted(name for name, each in tables.providers.items() if each.credits is not None)
         raise NotFound(f"there is no price list {provider!r}; there are: {', '.join(priced)}")
-    return found.credits
+    return listed.credits
 
 
 def price_of(text: str) -> Decimal:

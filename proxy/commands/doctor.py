@@ -145,14 +145,14 @@ class Patient:
         if 300 <= response.status < 400:
             raise Refused(response.status, f"HTTP status {response.status}, a redirect: name the URL that it leads to")
         try:
-            found = json.loads(text)
+            reply = json.loads(text)
         except ValueError:
-            found = None
-        if response.status >= 400 and not (isinstance(found, list | dict) and "error" in found):
+            reply = None
+        if response.status >= 400 and not (isinstance(reply, list | dict) and "error" in reply):
             raise Refused(response.status, f"HTTP status {response.status}")
-        if found is None:
+        if reply is None:
             raise Refused(0, "the reply is not JSON")
-        return found
+        return reply
 
     def _note_limits(self, response: aiohttp.ClientResponse) -> None:
         self.limited += response.status == 429
@@ -224,12 +224,14 @@ class Examination:
         lookups = family.head.lookups
         assert lookups.chain is not None  # Every family's file has it.
         self._show("asking for the chain")
-        found = lookups.chain.identity(
+        identity = lookups.chain.identity(
             await self._values(lookups.chain, lookups.chain.given(expected.facts.genesis_at, "at"))
         )
         same = [each for each in self._tables.chains.networks() if each.family == expected.family]
-        self.network = next((each for each in (expected, *same) if each.identity == found), None)
-        self._note("chain", found, self.network.id if self.network else "not known: `chains add` writes a file for it")
+        self.network = next((each for each in (expected, *same) if each.identity == identity), None)
+        self._note(
+            "chain", identity, self.network.id if self.network else "not known: `chains add` writes a file for it"
+        )
         self._show("measuring latency")
         times, head = [], None
         for _ in range(LATENCY_CALLS):
@@ -265,17 +267,17 @@ class Examination:
     async def _chain(self) -> None:
         self._show("asking for the chain")
         try:
-            found = str(int(await self._patient.call("eth_chainId"), 16))
+            identity = str(int(await self._patient.call("eth_chainId"), 16))
         except Refused as exc:
             if not exc.is_no_method:
                 raise
-            found = str(await self._patient.call("getGenesisHash"))
+            identity = str(await self._patient.call("getGenesisHash"))
         except (TypeError, ValueError):
             raise Refused(0, "the reply to eth_chainId is not a number") from None
-        genesis = next((each for each in self._tables.chains.networks() if each.identity == found), None)
-        self.network = self._tables.find_network(found) or genesis
+        genesis = next((each for each in self._tables.chains.networks() if each.identity == identity), None)
+        self.network = self._tables.find_network(identity) or genesis
         name = self.network.id if self.network is not None else "unknown"
-        self._note("chain", found, name if self.network else "not known: `chains add` writes a file for it")
+        self._note("chain", identity, name if self.network else "not known: `chains add` writes a file for it")
 
     @property
     def _head_method(self) -> str:
@@ -446,37 +448,39 @@ def _target(args: argparse.Namespace, tables: settings.Tables) -> tuple[str, Net
 
 
 def _headers(args: argparse.Namespace) -> dict[str, str]:
-    found = {"Authorization": f"Bearer {args.key}"} if args.key else {}
+    headers = {"Authorization": f"Bearer {args.key}"} if args.key else {}
     for text in args.header:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise StartError(["--header: write NAME=VALUE"])
-        found[name] = value
-    return found
+        headers[name] = value
+    return headers
 
 
-def _blocks(args: argparse.Namespace, url: str, headers: Mapping[str, str], found: Examination) -> list[dict[str, Any]]:
+def _blocks(
+    args: argparse.Namespace, url: str, headers: Mapping[str, str], examination: Examination
+) -> list[dict[str, Any]]:
     """The blocks of settings: one for calls, and one for subscriptions if WebSockets work."""
-    network = found.network.id if found.network is not None else "CHAIN/NETWORK"
+    network = examination.network.id if examination.network is not None else "CHAIN/NETWORK"
     access: dict[str, Any] = {"bearer": args.key} if args.key else {}
     own = {name: value for name, value in headers.items() if name != "Authorization" or not args.key}
     access |= {"headers": own} if own else {}
     written = args.url if settings.has_provider(args.url) else url
-    blocks = [{"network": network, "url": written, **access, **found.block}]
-    if found.has_socket:
+    blocks = [{"network": network, "url": written, **access, **examination.block}]
+    if examination.has_socket:
         blocks.append({"network": network, "url": url.replace("http", "ws", 1), **access})
     return blocks
 
 
-def _print(args: argparse.Namespace, found: Examination, blocks: list[dict[str, Any]]) -> None:
+def _print(args: argparse.Namespace, examination: Examination, blocks: list[dict[str, Any]]) -> None:
     if args.write is not None:
         old = read_bytes(args.write) if args.write.exists() else b""
         separator = b"\n" if old and not old.endswith(b"\n\n") else b""
         write_private(args.write, old + separator + _text(blocks, shows_secrets=True).encode())
     if args.json:
-        output.row({"checks": found.rows, "settings": [_masked(block) for block in blocks]}, as_json=True)
+        output.row({"checks": examination.rows, "settings": [_masked(block) for block in blocks]}, as_json=True)
         return
-    output.rows(found.rows, COLUMNS, as_json=False)
+    output.rows(examination.rows, COLUMNS, as_json=False)
     print(f"\n{_text(blocks, shows_secrets=False)}", end="")
     where = (
         "--write FILE adds the block with them to a settings file" if args.write is None else f"added to {args.write}"

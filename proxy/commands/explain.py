@@ -45,9 +45,9 @@ def register(commands: Any) -> None:
 
 
 async def _explain(args: argparse.Namespace) -> int:
-    found = context.load(args)
-    tables = context.tables_of(found)
-    pool = context.own_pool(found, size=1)
+    settings = context.load(args)
+    tables = context.tables_of(settings)
+    pool = context.own_pool(settings, size=1)
     await pool.open()
     try:
         store = RequestStore(pool)
@@ -57,7 +57,7 @@ async def _explain(args: argparse.Namespace) -> int:
     if record is None:
         raise NotFound(
             f"there is no record of the request {args.id}: failed and slow ones are recorded, samples of the others, and those "
-            f"with the header X-Explain: 1, for {found.requests.keep_days} days"
+            f"with the header X-Explain: 1, for {settings.requests.keep_days} days"
         )
     price = tables.price_of(record.network, record.method)
     whole = {**members(record), "price": price}

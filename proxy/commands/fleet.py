@@ -18,10 +18,12 @@ def register(commands: Any) -> None:
 
 
 async def _fleet(store: FleetStore, args: argparse.Namespace) -> None:
-    found = [{**each, "up_s": round(time.time() - each["started_at"])} for each in await store.processes()]
+    processes = [{**each, "up_s": round(time.time() - each["started_at"])} for each in await store.processes()]
     if not args.json:
-        found = [{**each, "follows": _followed(each["follows"]), **_shared(each.get("valkey"))} for each in found]
-    output.rows(found, FLEET_COLUMNS, as_json=args.json)
+        processes = [
+            {**each, "follows": _followed(each["follows"]), **_shared(each.get("valkey"))} for each in processes
+        ]
+    output.rows(processes, FLEET_COLUMNS, as_json=args.json)
 
 
 def _shared(valkey: dict[str, Any] | None) -> dict[str, Any]:

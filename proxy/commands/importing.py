@@ -89,10 +89,10 @@ def _import(document: Entry, result: ImportResult, args: argparse.Namespace) -> 
 def _network(args: argparse.Namespace, result: ImportResult) -> Any:
     if args.network is None:
         raise StartError(["--network NAME is required: a file of proxyd does not say which network its backends serve"])
-    found = result.tables.find_network(args.network)
-    if found is None:
+    network = result.tables.find_network(args.network)
+    if network is None:
         raise StartError([f"--network: {settings.no_network(args.network, result.tables)}"])
-    return found
+    return network
 
 
 # The file

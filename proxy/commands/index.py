@@ -117,10 +117,10 @@ async def run(args: argparse.Namespace) -> int:
 def network_of(tables: settings_room.Tables, text: str) -> Network:
     """The network that `--chain` names."""
     chain, slash, name = text.partition("/")
-    found = tables.chains.find(chain, name) if slash else tables.chains.find_word(text, live=True)
-    if found is None:
+    network = tables.chains.find(chain, name) if slash else tables.chains.find_word(text, live=True)
+    if network is None:
         raise StartError([f"--chain {text}: unknown chain; penstock chains list shows all"])
-    return found
+    return network
 
 
 async def _forget(running: Background, route: Route) -> int:

@@ -72,12 +72,12 @@ def settings_text(program: str, file: Path, database: str, blocks: Iterable[str]
     )
 
 
-def _blocks(form: str, found: Iterable[Mapping[str, str]]) -> Iterable[str]:
-    return [form.format(**{name: json.dumps(value) for name, value in each.items()}) for each in found]
+def _blocks(form: str, entries: Iterable[Mapping[str, str]]) -> Iterable[str]:
+    return [form.format(**{name: json.dumps(value) for name, value in each.items()}) for each in entries]
 
 
-def _upstream_blocks(found: Iterable[Mapping[str, str]]) -> Iterable[str]:
-    for each in found:
+def _upstream_blocks(upstreams: Iterable[Mapping[str, str]]) -> Iterable[str]:
+    for each in upstreams:
         yield "\n".join(["[[upstreams]]", *(f"{name} = {json.dumps(value)}" for name, value in each.items()), ""])
 
 

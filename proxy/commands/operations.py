@@ -28,8 +28,8 @@ def register(commands: Any) -> None:
 async def _list(args: argparse.Namespace) -> int:
     async with context.key_store(args) as keys:
         lineage = None if args.key is None else (await keys.read_key(args.key))["lineage_id"]
-    found = context.load(args)
-    pool = context.own_pool(found, size=1)
+    settings = context.load(args)
+    pool = context.own_pool(settings, size=1)
     await pool.open()
     try:
         rows = await OperationStore(pool).list_of(lineage, limit=max(1, min(args.limit, MOST)))

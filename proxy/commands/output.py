@@ -28,17 +28,17 @@ COLOURS = {
 }
 
 
-def rows(found: Sequence[OutputRow], columns: Sequence[str], *, as_json: bool) -> None:
+def rows(records: Sequence[OutputRow], columns: Sequence[str], *, as_json: bool) -> None:
     if as_json:
-        print(_json(list(found)))
-    elif not found:
+        print(_json(list(records)))
+    elif not records:
         print("none")
     else:
-        _table(found, columns)
+        _table(records, columns)
 
 
-def row(found: OutputRow, *, as_json: bool, **extra: Any) -> None:
-    whole = {**found, **extra}
+def row(record: OutputRow, *, as_json: bool, **extra: Any) -> None:
+    whole = {**record, **extra}
     if as_json:
         print(_json(whole))
         return
@@ -60,8 +60,8 @@ def _json(data: Any) -> str:
     return orjson.dumps(data, default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_UTC_Z).decode()
 
 
-def _table(found: Sequence[OutputRow], columns: Sequence[str]) -> None:
-    cells = [list(columns), *([_cell(item[column]) for column in columns] for item in found)]
+def _table(records: Sequence[OutputRow], columns: Sequence[str]) -> None:
+    cells = [list(columns), *([_cell(item[column]) for column in columns] for item in records)]
     widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]
     has_colours = _has_colours()
     for index, line in enumerate(cells):
@@ -82,8 +82,8 @@ def _coloured(cell: str) -> str:
 
 def _has_colours() -> bool:
     """On a terminal, unless its user wants none (no-color.org)."""
-    found = environment()
-    return sys.stdout.isatty() and not found.get("NO_COLOR") and found.get("TERM") != "dumb"
+    environ = environment()
+    return sys.stdout.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 
 def _cell(value: Any) -> str:

@@ -99,8 +99,8 @@ def _refresh(args: argparse.Namespace, provider: Provider, tables: settings_room
     if provider.own_list is None:
         raise StartError([f"--refresh: {provider.title} has no list that can be asked for: see `penstock doctor URL`"])
     names = names_by_id(provider.own_list, _decoded(_fetched(provider.own_list.url), provider.own_list.url))
-    found = {chain: tables.find_network(str(chain)) for chain in names}
-    listed_ = {network.id: names[chain] for chain, network in found.items() if network is not None}
+    networks = {chain: tables.find_network(str(chain)) for chain in names}
+    listed_ = {network.id: names[chain] for chain, network in networks.items() if network is not None}
     kept = {name: word for name, word in provider.networks.items() if not _is_evm(name, tables)}
     renewed = provider.with_networks({**kept, **listed_})
     gone = [name for name in provider.networks if name not in renewed.networks]
@@ -110,7 +110,7 @@ def _refresh(args: argparse.Namespace, provider: Provider, tables: settings_room
         *_rows(provider, gone, tables, args.name),
     ]
     output.rows([{**row, "change": changes[row["network"]]} for row in rows], CHANGE_COLUMNS, as_json=args.json)
-    unknown = sorted(chain for chain, network in found.items() if network is None)
+    unknown = sorted(chain for chain, network in networks.items() if network is None)
     if unknown and not args.json:
         print(f"\nnot known here, see `penstock chains add`: {', '.join(map(str, unknown))}")
     if args.write is not None:
@@ -166,10 +166,10 @@ def _entries(data: Any, path: list[str]) -> Iterator[Mapping[str, Any]]:
 
 def _chain_id(value: Any) -> int | None:
     try:
-        found = int(value, 0) if isinstance(value, str) else value
+        number = int(value, 0) if isinstance(value, str) else value
     except ValueError:
         return None
-    return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
+    return number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else None
 
 
 def provider_text(provider: Provider, networks: Mapping[str, str]) -> str:
@@ -198,11 +198,11 @@ def _list_repository(args: argparse.Namespace, tables: settings_room.Tables) -> 
         by_id = urls_in(_fetched(url).decode("utf-8", "replace"), url) if parts.netloc else read_file(Path(parts.path))
     except UnusableList as exc:
         raise StartError([f"--provider: {exc}"]) from None
-    found = [(network, urls) for chain, urls in by_id.items() if (network := tables.find_network(chain)) is not None]
-    rows = [{**_described(network), "url": each} for network, urls in found if args.name in network.id for each in urls]
+    known = [(network, urls) for chain, urls in by_id.items() if (network := tables.find_network(chain)) is not None]
+    rows = [{**_described(network), "url": each} for network, urls in known if args.name in network.id for each in urls]
     output.rows(rows, COLUMNS, as_json=args.json)
     if args.write is not None:
-        kept = {network.identity: {"endpoints": urls} for network, urls in found}
+        kept = {network.identity: {"endpoints": urls} for network, urls in known}
         args.write.write_bytes(orjson.dumps(kept, option=orjson.OPT_INDENT_2))
         print(f'wrote {args.write}: use it with url = "{REPOSITORY}{_SCHEME}{args.write.resolve()}" in [[upstreams]]')
     return 0

@@ -129,12 +129,12 @@ class ReplayConnection(asyncio.Protocol):
     def _read(self, data: bytes) -> None:
         if self._headers is None:
             self._buffer += data
-            head, found, data = self._buffer.partition(b"\r\n\r\n")
-            if not found:
+            head, end, data = self._buffer.partition(b"\r\n\r\n")
+            if not end:
                 if len(self._buffer) > MOST_HEADERS:
                     raise BadReply("headers")
                 return
-            raw = head + found
+            raw = head + end
             self._headers = read_known_headers(raw) if len(raw) < 1024 else read_headers(raw)
             self._buffer = b""
             if self._headers.length == CHUNKED:

@@ -49,17 +49,17 @@ def register(commands: Any) -> None:
 
 
 async def run(args: argparse.Namespace) -> int:
-    found = context.load(args)
-    await context.check_database(found)
-    async with context.database(found.database.session_url) as connection:
-        if args.finish or not found.keys.previous_pepper:
-            await _reseal(connection, found)
-        await _report_keys(connection, found, is_finish=args.finish)
+    settings = context.load(args)
+    await context.check_database(settings)
+    async with context.database(settings.database.session_url) as connection:
+        if args.finish or not settings.keys.previous_pepper:
+            await _reseal(connection, settings)
+        await _report_keys(connection, settings, is_finish=args.finish)
     return 0
 
 
-async def _reseal(connection: DatabaseConnection, found: Settings) -> None:
-    done, broken = await peppers.reseal(connection, vault_of(found))
+async def _reseal(connection: DatabaseConnection, settings: Settings) -> None:
+    done, broken = await peppers.reseal(connection, vault_of(settings))
     print(f"secrets encrypted with the current key: {done}")
     if broken:
         raise StartError(
@@ -70,12 +70,12 @@ async def _reseal(connection: DatabaseConnection, found: Settings) -> None:
         )
 
 
-async def _report_keys(connection: DatabaseConnection, found: Settings, *, is_finish: bool) -> None:
-    keys, tokens = await peppers.count_unmoved(connection, found.keys.pepper)
+async def _report_keys(connection: DatabaseConnection, settings: Settings, *, is_finish: bool) -> None:
+    keys, tokens = await peppers.count_unmoved(connection, settings.keys.pepper)
     print(f"API keys not used since the pepper was changed: {keys}")
     print(f"admin tokens not used since the pepper was changed: {tokens}")
     if is_finish:
-        await peppers.finish(connection, found.keys.pepper, vault_of(found))
+        await peppers.finish(connection, settings.keys.pepper, vault_of(settings))
         print("the rotation has ended: remove keys.previous_pepper from the settings and reload")
-    elif found.keys.previous_pepper:
+    elif settings.keys.previous_pepper:
         print("run `penstock reseal --finish` to end the rotation; keys and tokens not used by then stop working")

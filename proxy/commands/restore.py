@@ -24,8 +24,8 @@ def register(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     if not args.file.is_file():
         raise StartError([f"{args.file}: there is no such file"])
-    found = context.load_for_database(args)
-    url, name = chosen_database(args, found)
+    settings = context.load_for_database(args)
+    url, name = chosen_database(args, settings)
     tools = asyncio.run(fitting_tools(url, name))
     _refuse_newer(args.file, tools.migrations(args.file))
     asyncio.run(_refuse_filled(url, name))
@@ -34,10 +34,10 @@ def run(args: argparse.Namespace) -> int:
     print(f"restored {args.file}")
     if missing := asyncio.run(_pending(url, name)):
         print(f"it is from an older version: run {args.program} migrate, which applies {', '.join(missing)}")
-    elif args.database is None and found.keys.pepper == context.NO_PEPPER:
+    elif args.database is None and settings.keys.pepper == context.NO_PEPPER:
         print("set keys.pepper and webhooks.secret_key to those of the backup before you start the service")
     elif args.database is None:
-        asyncio.run(context.inspect_main(found))
+        asyncio.run(context.inspect_main(settings))
     return 0
 
 

@@ -42,8 +42,8 @@ def add_rules(actions: Any) -> None:
 
 @asynccontextmanager
 async def _source(args: argparse.Namespace) -> AsyncIterator[RuleSource]:
-    async with context.opened(args) as (found, pool):
-        yield RuleSource(found, context.tables_of(found), UpstreamSamples(pool))
+    async with context.opened(args) as (settings, pool):
+        yield RuleSource(settings, context.tables_of(settings), UpstreamSamples(pool))
 
 
 async def _replay(source: RuleSource, args: argparse.Namespace) -> None:
@@ -59,12 +59,12 @@ async def _replay(source: RuleSource, args: argparse.Namespace) -> None:
 def _rows(source: RuleSource, samples: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     known = _upstreams(source)
     for label, group in groupby(samples, itemgetter("label")):
-        found = [*group]
+        upstream_samples = [*group]
         if label in known:
-            for rule in rules_of(source.settings.routing, found[0]["network"]):
+            for rule in rules_of(source.settings.routing, upstream_samples[0]["network"]):
                 labels, cost_usd = _facts(source, known[label], rule)
                 if rule.above and labels.issuperset(rule.labels):
-                    yield _row(rule, label, found, labels, cost_usd)
+                    yield _row(rule, label, upstream_samples, labels, cost_usd)
 
 
 def _row(
@@ -107,11 +107,11 @@ def _facts(source: RuleSource, given: UpstreamSettings, rule: RoutingRule) -> tu
 
 def _upstreams(source: RuleSource) -> dict[str, UpstreamSettings]:
     """The upstreams of the settings, by label."""
-    found: dict[str, UpstreamSettings] = {}
+    upstreams: dict[str, UpstreamSettings] = {}
     positions: dict[str, int] = {}
     for each in source.settings.upstreams:
         network = source.tables.find_network(each.network)
         assert network is not None  # The settings were validated.
         positions[network.id] = positions.get(network.id, 0) + 1
-        found[f"{network.id}#{each.name or positions[network.id]}"] = each
-    return found
+        upstreams[f"{network.id}#{each.name or positions[network.id]}"] = each
+    return upstreams

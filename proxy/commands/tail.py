@@ -44,20 +44,20 @@ async def _tail(args: argparse.Namespace) -> int:
     reader = RecordReader(account=args.account)
     async with context.opened(args) as (_, pool):
         store = RequestStore(pool)
-        found, _ = await store.page(wanted, reader, Page(1, FIRST))
-        if not found:
+        records, _ = await store.page(wanted, reader, Page(1, FIRST))
+        if not records:
             print("no such request is recorded yet", file=sys.stderr, flush=True)
         seen: set[tuple[str, float]] = set()
         while True:
-            for record in reversed(found):
+            for record in reversed(records):
                 if (record.id, record.at) not in seen:
                     print(json.dumps(members(record)) if args.json else line_of(record), flush=True)
             if args.once:
                 return 0
-            seen = {(record.id, record.at) for record in found}
+            seen = {(record.id, record.at) for record in records}
             await asyncio.sleep(EVERY_S)
             since = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=LATE_S + EVERY_S)
-            found, _ = await store.page(replace(wanted, since=since), reader, Page(1, AT_ONCE))
+            records, _ = await store.page(replace(wanted, since=since), reader, Page(1, AT_ONCE))
 
 
 def line_of(record: RequestRecord) -> str:

@@ -50,8 +50,8 @@ async def run(args: argparse.Namespace) -> int:
 
 @asynccontextmanager
 async def _stores(args: argparse.Namespace) -> AsyncIterator[tuple[FleetStore, UsageStore, KeyStore]]:
-    async with context.opened(args) as (found, pool):
-        yield FleetStore(pool), UsageStore(pool), context.keys_of(found, pool)
+    async with context.opened(args) as (settings, pool):
+        yield FleetStore(pool), UsageStore(pool), context.keys_of(settings, pool)
 
 
 async def _counted(fleet: FleetStore) -> dict[str, dict[str, Any]]:

@@ -63,10 +63,10 @@ async def run(args: argparse.Namespace) -> int:
                 indexes.pool_of(network.id).connection(within_s=PATIENT_S) as connection,
                 connection.transaction(isolation="repeatable_read", readonly=True),
             ):
-                found = await transfers.index_block(connection, network.id)
-                if found is None:
+                indexed = await transfers.index_block(connection, network.id)
+                if indexed is None:
                     raise StartError([f"--chain {args.chain}: {network.id} is not indexed"])
-                number, newest = found
+                number, newest = indexed
                 last = newest if args.last is None else min(args.last, newest)
                 count = await _export(connection, number, args, last)
         finally:

@@ -85,8 +85,8 @@ async def _list(store: FleetStore, args: argparse.Namespace) -> None:
     cordons = {row["label"]: row["reason"] or "yes" for row in (await store.cordons()).values()}
     for row in await store.method_cordons():
         cordons[row["label"]] = ", ".join(filter(None, (cordons.get(row["label"]), row["method"])))
-    found = [{**each, "cordon": cordons.get(each["label"])} for each in await upstreams_of(store)]
-    output.rows(found, COLUMNS, as_json=args.json)
+    rows = [{**each, "cordon": cordons.get(each["label"])} for each in await upstreams_of(store)]
+    output.rows(rows, COLUMNS, as_json=args.json)
 
 
 async def upstreams_of(store: FleetStore) -> list[dict[str, Any]]:
@@ -131,11 +131,11 @@ async def _cordon_method(store: FleetStore, args: argparse.Namespace, upstream_i
 
 
 async def _uncordon_method(store: FleetStore, args: argparse.Namespace) -> None:
-    found = {(row["label"], row["method"]): row["upstream"] for row in await store.method_cordons()}
-    if (args.label, args.method) not in found:
-        listed = ", ".join(f"{method} of {label}" for label, method in found) or "none"
+    cordoned = {(row["label"], row["method"]): row["upstream"] for row in await store.method_cordons()}
+    if (args.label, args.method) not in cordoned:
+        listed = ", ".join(f"{method} of {label}" for label, method in cordoned) or "none"
         raise NotFound(f"{args.method} of {args.label} is not cordoned; cordoned are: {listed}")
-    await store.uncordon_method(found[args.label, args.method], args.method)
+    await store.uncordon_method(cordoned[args.label, args.method], args.method)
     after = {"method": args.method, "cordoned": False}
     await context.record("admin_uncordon", subject=args.label, before={"cordoned": True}, after=after)
     output.row({"label": args.label, "method": args.method, "cordoned": False}, as_json=args.json)
@@ -187,9 +187,9 @@ async def _set_share(store: FleetStore, args: argparse.Namespace, share: float, 
 
 def _test(args: argparse.Namespace) -> int:
     """Like `check --connect`, for the upstreams alone. Returns 1 if one of them cannot be used."""
-    found, tables = context.load_with_tables(args)
-    if not found.upstreams:
+    settings, tables = context.load_with_tables(args)
+    if not settings.upstreams:
         raise StartError(["the settings have no upstreams: add [[upstreams]] blocks"])
-    rows = asyncio.run(connections.tried_upstreams(found, tables))
+    rows = asyncio.run(connections.tried_upstreams(settings, tables))
     output.rows(rows, connections.COLUMNS, as_json=args.json)
     return int(not all(connections.is_useful(row) for row in rows))

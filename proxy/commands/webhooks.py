@@ -98,24 +98,24 @@ async def _trigger(args: argparse.Namespace) -> int:
 
 def _dev_chain(data: Path) -> triggers.DevChainFile:
     try:
-        found: triggers.DevChainFile = msgspec.json.decode((data / CHAIN).read_bytes(), type=triggers.DevChainFile)
+        chain: triggers.DevChainFile = msgspec.json.decode((data / CHAIN).read_bytes(), type=triggers.DevChainFile)
     except (OSError, msgspec.DecodeError):
         raise StartError(
             ["no development chain: start one with `make run` (with --data if it uses another directory)"]
         ) from None
-    if not found.tokens:
+    if not chain.tokens:
         raise StartError(["the development chain has no contracts: start it without --no-contracts"])
-    return found
+    return chain
 
 
 def _config(text: str) -> dict[str, Any]:
     try:
-        found = orjson.loads(text)
+        config = orjson.loads(text)
     except orjson.JSONDecodeError as exc:
         raise argparse.ArgumentTypeError(f"not valid JSON: {exc}") from None
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         raise argparse.ArgumentTypeError("must be a JSON object")
-    return found
+    return config
 
 
 async def run(args: argparse.Namespace) -> int:
@@ -188,8 +188,8 @@ def _running_api(data: Path) -> str:
         shown = orjson.loads((data / RUNNING).read_bytes())["dashboard"]["url"]
     except (OSError, orjson.JSONDecodeError, KeyError, TypeError):
         return API
-    found = urlsplit(shown)
-    return f"{found.scheme}://{found.netloc}/v1" if found.netloc else API
+    address = urlsplit(shown)
+    return f"{address.scheme}://{address.netloc}/v1" if address.netloc else API
 
 
 async def _subscribe(
@@ -198,10 +198,10 @@ async def _subscribe(
     """Create a webhook and delete it on exit."""
     config = _default_config(args) if args.filter is None else args.filter
     body = {"url": url, "chain": args.chain, "event_type": args.event_type, "config": config}
-    made = await _ask(session, service, "POST", "/webhooks", body)
-    receiver.secret = made["signing_secret"]
-    stack.push_async_callback(_ask, session, service, "DELETE", f"/webhooks/{made['id']}", None)
-    print(f"{made['id']} ({args.event_type} on {args.chain}) delivers to {url}; Ctrl-C deletes it", flush=True)
+    webhook = await _ask(session, service, "POST", "/webhooks", body)
+    receiver.secret = webhook["signing_secret"]
+    stack.push_async_callback(_ask, session, service, "DELETE", f"/webhooks/{webhook['id']}", None)
+    print(f"{webhook['id']} ({args.event_type} on {args.chain}) delivers to {url}; Ctrl-C deletes it", flush=True)
     if args.chain == "dev":
         print(
             f"the development chain makes a block for each transaction: `{args.program} webhooks trigger {args.event_type}` "

@@ -37,12 +37,12 @@ class Entry:
 
     def get(self, *names: str) -> Entry | None:
         """The entry at this path. It counts as read if it is plain data. An entry without a value is None."""
-        found: Entry | None = self
+        entry: Entry | None = self
         for name in names:
-            found = found.value.get(name) if found is not None and isinstance(found.value, dict) else None
-        if found is None or found.value is None:
+            entry = entry.value.get(name) if entry is not None and isinstance(entry.value, dict) else None
+        if entry is None or entry.value is None:
             return None
-        return found if isinstance(found.value, dict | list) else found.read()
+        return entry if isinstance(entry.value, dict | list) else entry.read()
 
     def read(self) -> Entry:
         """Mark it, and all within it, as read."""
@@ -109,11 +109,11 @@ class Entry:
         return sum(float(number) * _UNITS_S[unit] for number, unit in parts)
 
     def size(self) -> int:
-        found = re.fullmatch(r"([0-9.]+)\s*([kmg]?b?)", self.text.lower())
-        if found is None:
+        match = re.fullmatch(r"([0-9.]+)\s*([kmg]?b?)", self.text.lower())
+        if match is None:
             raise self.fault("must be a size such as 10MB")
         return int(
-            float(found[1]) * _BYTE_UNITS[found[2] if found[2].endswith("b") or not found[2] else f"{found[2]}b"]
+            float(match[1]) * _BYTE_UNITS[match[2] if match[2].endswith("b") or not match[2] else f"{match[2]}b"]
         )
 
     def plain(self) -> Any:
@@ -161,10 +161,10 @@ def _of_node(node: Any, path: str, loader: Any) -> Entry:
     if isinstance(node, yaml.MappingNode):
         loader.flatten_mapping(node)
         pairs = [(str(key.value), key.start_mark.line + 1, value) for key, value in node.value]
-        found = {name: _of_node(value, f"{path}.{name}" if path else name, loader) for name, _, value in pairs}
+        entries = {name: _of_node(value, f"{path}.{name}" if path else name, loader) for name, _, value in pairs}
         for name, at, _ in pairs:
-            found[name].line = at
-        return Entry(path, line, found)
+            entries[name].line = at
+        return Entry(path, line, entries)
     if isinstance(node, yaml.SequenceNode):
         return Entry(path, line, [_of_node(each, f"{path}[{n}]", loader) for n, each in enumerate(node.value)])
     return Entry(path, line, loader.construct_object(node))
@@ -181,16 +181,16 @@ def _toml(text: str, path: Path) -> Entry:
 
 def _toml_lines(text: str) -> dict[str, int]:
     """The line of each table and key of a TOML file. Keys inside inline tables have the line of the table."""
-    found: dict[str, int] = {}
+    lines: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[\[?\s*([^\]]+?)\s*\]", line):
             table = _toml_path(header[1])
-            found.setdefault(table, number)
+            lines.setdefault(table, number)
         elif key := re.match(r"\s*([A-Za-z0-9_.\"'$-]+)\s*=", line):
             name = _toml_path(key[1])
-            found.setdefault(f"{table}.{name}" if table else name, number)
-    return found
+            lines.setdefault(f"{table}.{name}" if table else name, number)
+    return lines
 
 
 def _toml_path(text: str) -> str:
@@ -211,10 +211,10 @@ def _replace_variables(entry: Entry, environ: Mapping[str, str]) -> None:
     for each in entry.children():
         _replace_variables(each, environ)
     if isinstance(entry.value, str):
-        entry.value = _VARIABLE.sub(lambda found: environ.get(found[1] or found[2]) or found[0], entry.value)
+        entry.value = _VARIABLE.sub(lambda match: environ.get(match[1] or match[2]) or match[0], entry.value)
 
 
 def unset_variable(text: str) -> str:
     """The name of a variable in the text that the environment does not have, or an empty string."""
-    found = _VARIABLE.search(text)
-    return (found[1] or found[2]) if found else ""
+    match = _VARIABLE.search(text)
+    return (match[1] or match[2]) if match else ""

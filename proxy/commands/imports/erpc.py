@@ -56,7 +56,7 @@ class ErpcImport:
             return
         out = self._out
         for names, setting in ((("httpHostV4", "httpHost"), "host"), (("httpPortV4", "httpPort"), "port")):
-            entry = next((found for name in names if (found := server.get(name)) is not None), None)
+            entry = next((setting_entry for name in names if (setting_entry := server.get(name)) is not None), None)
             if entry is not None:
                 out.put("server", setting, entry.integer() if setting == "port" else entry.text, entry)
         if (timeout := server.get("maxTimeout")) is not None:
@@ -285,13 +285,13 @@ class ErpcImport:
         out = self._out
 
         def given(*names: str) -> Entry | None:
-            found = entry.get(*names)
-            return found if found is not None or defaults is None else defaults.get(*names)
+            own = entry.get(*names)
+            return own if own is not None or defaults is None else defaults.get(*names)
 
         name, kind, batch = given("id"), given("evm", "nodeType"), given("jsonRpc", "batchMaxSize")
         recent, supports = given("evm", "maxAvailableRecentBlocks"), given("jsonRpc", "supportsBatch")
         gzip = given("jsonRpc", "enableGzip")
-        labels = [text for each in ("tags", "group", "cohort") if (found := given(each)) for text in found.texts()]
+        labels = [text for each in ("tags", "group", "cohort") if (tags := given(each)) for text in tags.texts()]
         allow, deny, headers = given("allowMethods"), given("ignoreMethods"), given("jsonRpc", "headers")
         is_pruned = (kind is not None and kind.text == "full") or (recent is not None and recent.integer() > 0)
         if (tune := given("rateLimitAutoTune")) is not None and not tune.is_read:
@@ -322,13 +322,13 @@ class ErpcImport:
         }
 
     def _method_rates(self, budget: Entry | None, mode: Entry | None, network: Network | None) -> dict[str, float]:
-        found: dict[str, float] = {}
+        rates: dict[str, float] = {}
         if budget is None or _counts_credits(mode):
-            return found
+            return rates
         for rule, names, rate in self._rules.get(budget.text, ()):
             for name, limit in self._out.method_rates(rule, names, rate, network).items():
-                found[name] = min(limit, found.get(name, limit))
-        return found
+                rates[name] = min(limit, rates.get(name, limit))
+        return rates
 
     def _trial(self, entry: Entry, rate: float | None) -> dict[str, Any]:
         """A shadow upstream gets copies of calls, and nothing else."""
@@ -336,10 +336,10 @@ class ErpcImport:
         if (shadow := entry.get("shadow")) is None or enabled is None or not enabled.is_true():
             return {}
         share = entry.get("shadow", "sampleRate")
-        found = {"shadow": min(1.0, share.number()) if share is not None and share.number() > 0 else 1.0}
+        trial = {"shadow": min(1.0, share.number()) if share is not None and share.number() > 0 else 1.0}
         bound = "" if rate else f"; with at most {_TRIAL_RATE:g} calls per second, because a trial needs a limit"
-        self._out.differs(shadow, f"shadow = {found['shadow']:g}: members that change are left out by method{bound}")
-        return found if rate else {**found, "requests_per_second": _TRIAL_RATE}
+        self._out.differs(shadow, f"shadow = {trial['shadow']:g}: members that change are left out by method{bound}")
+        return trial if rate else {**trial, "requests_per_second": _TRIAL_RATE}
 
     def _bounds(self, entry: Entry, defaults: Entry | None) -> dict[str, Any]:
         """The oldest block that it has."""
@@ -359,33 +359,33 @@ class ErpcImport:
 
     def _credits(self, entry: Entry, url: str, defaults: Entry | None) -> dict[str, Any]:
         """The prices of its calls at the provider, and a budget in the same credits."""
-        found: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         if (units := entry.get("creditUnits")) is not None:
-            found["credits"] = {name: each.integer() for name, each in units.items()}
+            settings["credits"] = {name: each.integer() for name, each in units.items()}
             self._out.mapped(units, "credits of methods")
         mode, budget = entry.get("rateLimitCountMode"), entry.get("rateLimitBudget")
         if budget is None and defaults is not None:
             mode, budget = mode or defaults.get("rateLimitCountMode"), defaults.get("rateLimitBudget")
         if not _counts_credits(mode) or budget is None:
-            return found
+            return settings
         provider = self._out.providers.get(urlsplit(url).scheme)
         if provider is not None and provider.credits is not None:
-            found["cost"] = provider.name
+            settings["cost"] = provider.name
         for rule in _list(self._budget(budget.text, "rules")):
             count, period, method = rule.get("maxCount"), rule.get("period"), rule.get("method")
             per = period.text if period is not None else ""
             is_whole = method is None or method.text == "*"
-            if count is None or per not in ("day", "month") or not is_whole or not found or count.integer() < 1:
+            if count is None or per not in ("day", "month") or not is_whole or not settings or count.integer() < 1:
                 self._out.no_equal(rule, "a budget of credits is for all methods, by day or month, with known credits")
                 continue
             shared = re.sub(r"[^a-z0-9._-]+", "-", budget.text.lower()).strip("-._")[:40]
-            found["budget"] = {"credits": count.integer(), "per": per, "shared": shared}
+            settings["budget"] = {"credits": count.integer(), "per": per, "shared": shared}
             self._out.mapped(rule, f"budget = {count.integer()} credits a {per}, shared by all that name it")
-        return found
+        return settings
 
     def _budget(self, name: str, *path: str) -> Entry | None:
-        found = next((each for key, each in self._budgets.items() if key is not None and key.text == name), None)
-        return None if found is None else found.get(*path)
+        budget = next((each for key, each in self._budgets.items() if key is not None and key.text == name), None)
+        return None if budget is None else budget.get(*path)
 
     def _upstream_rate(self, budget: Entry | None, mode: Entry | None) -> float | None:
         if budget is None or _counts_credits(mode):
@@ -420,9 +420,9 @@ class ErpcImport:
             self._out.no_equal(entry, "a provider that Penstock has no file for: name its URLs")
             return
         names = [each.removeprefix("evm:") for each in (only.texts() if only is not None else [])]
-        found = [network for name in names if (network := self._out.tables.find_network(name)) is not None]
+        networks = [network for name in names if (network := self._out.tables.find_network(name)) is not None]
         name = entry.get("id")
-        for network in (*found,) or (None,):
+        for network in (*networks,) or (None,):
             given = name.text if name is not None else vendor.text
             self._out.add_upstream(entry, network, url, only=self._networks, name=given)
 
@@ -459,13 +459,13 @@ class ErpcImport:
 
 def _rules(budget: Entry) -> list[tuple[Entry, list[str], float]]:
     """The rules for some methods, with their names and calls per second."""
-    found = []
+    rules = []
     for rule in _list(budget.get("rules")):
         method, count, period = rule.get("method"), rule.get("maxCount"), rule.get("period")
         if count is not None and method is not None and method.text != "*":
             rate = count.number() / max(1e-3, period.seconds() if period is not None else 1.0)
-            found.append((rule, [each.strip() for each in method.text.split("|")], rate))
-    return found
+            rules.append((rule, [each.strip() for each in method.text.split("|")], rate))
+    return rules
 
 
 def _counts_credits(mode: Entry | None) -> bool:

@@ -110,16 +110,16 @@ class NodecoreImport:
             out.add_key(key, name.text if name is not None else "imported", self._key_options(key))
 
     def _key_options(self, key: Entry) -> list[tuple[str, str]]:
-        found = list[tuple[str, str]]()
+        options = list[tuple[str, str]]()
         for path, option in (
             (("allowed-ips",), "--allow-ip"),
             (("methods", "allowed"), "--allow-method"),
             (("contracts", "allowed"), "--allow-contract"),
         ):
             if (entry := key.get("local", "settings", *path)) is not None:
-                found += [(option, each) for each in entry.texts()]
+                options += [(option, each) for each in entry.texts()]
         self._out.no_equal(key.get("local", "settings", "methods", "forbidden"), "list the allowed methods instead")
-        return found
+        return options
 
     # Upstreams
 
@@ -178,7 +178,7 @@ class NodecoreImport:
 
     def _rates(self, entry: Entry, network: Network | None) -> tuple[float | None, dict[str, float]]:
         """Requests per second of rules for all methods, and of those for some."""
-        out, found, by_method = self._out, list[float](), dict[str, float]()
+        out, rates, by_method = self._out, list[float](), dict[str, float]()
         limit, named = entry.get("rate-limit"), entry.get("rate-limit-budget")
         rules = [] if limit is None else self._list(limit.get("rules"))
         if named is not None:
@@ -192,7 +192,7 @@ class NodecoreImport:
                 continue
             rate = requests.number() / max(1e-3, period.seconds() if period is not None else 1.0)
             if word in ("*", ".*", ""):
-                found.append(rate)
+                rates.append(rate)
                 out.mapped(rule, f"requests_per_second = {rate:g}")
                 continue
             for name, limit_of_rule in out.method_rates(rule, _names(word), rate, network).items():
@@ -200,7 +200,7 @@ class NodecoreImport:
         if limit is not None:
             for name in ("auto", "auto-tune"):
                 out.differs(limit.get(name), "the number of calls in flight adapts by itself")
-        return min(found, default=None), by_method
+        return min(rates, default=None), by_method
 
     def _rules_of_budget(self, named: Entry) -> list[Entry]:
         for group in self._list(self._document.get("rate-limit")):

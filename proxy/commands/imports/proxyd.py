@@ -100,7 +100,7 @@ class ProxydImport:
                 out.differs(
                     base, f"limits of an account's plan or a key; here {per_second:g} requests per second and address"
                 )
-            for name, override in [] if (found := limit.get("method_overrides")) is None else found.items():
+            for name, override in [] if (overrides := limit.get("method_overrides")) is None else overrides.items():
                 out.no_equal(override, f"a limit for {name} alone")
 
     def _options(self, options: Entry) -> None:
@@ -162,12 +162,12 @@ class ProxydImport:
         out.differs(mappings, "config/methods lists the methods; `allow` of an upstream, `--allow-method` of a key")
         if len(by_group) < 2:
             return {}
-        found: dict[str, list[str]] = {}
+        by_backend: dict[str, list[str]] = {}
         for name, methods in by_group.items():
             backends = None if groups is None else groups.get(name, "backends")
             for backend in backends.texts() if backends is not None else []:
-                found.setdefault(backend, []).extend(methods)
-        return found
+                by_backend.setdefault(backend, []).extend(methods)
+        return by_backend
 
     def _backend(self, name: str, backend: Entry, *, tier: int, weighted: bool, allow: list[str] | None) -> None:
         out = self._out

@@ -144,26 +144,26 @@ class ImportResult:
     def methods_like(self, patterns: Iterable[str], network: Network | None) -> list[str]:
         """The methods that match the patterns. A provider's networks are EVM networks."""
         known = self.tables.methods["evm" if network is None else network.family]
-        found: list[str] = []
+        methods: list[str] = []
         for pattern in patterns:
-            found += [name for name in known if fnmatchcase(name, pattern)] if "*" in pattern else [pattern]
-        return list(dict.fromkeys(found))
+            methods += [name for name in known if fnmatchcase(name, pattern)] if "*" in pattern else [pattern]
+        return list(dict.fromkeys(methods))
 
     def method_rates(
         self, rule: Entry, patterns: Iterable[str], rate: float, network: Network | None
     ) -> dict[str, float]:
         """The limit of a rule for each of these methods, and its row. A pattern may end in `*`."""
         known, wanted = self.tables.methods["evm" if network is None else network.family], list(patterns)
-        found = {each: rate for each in wanted if _RATED.fullmatch(each) and any(fits((each,), name) for name in known)}
-        if not found or len(found) < len(wanted) or not 0 < rate <= _HIGHEST_RATE:
+        rates = {each: rate for each in wanted if _RATED.fullmatch(each) and any(fits((each,), name) for name in known)}
+        if not rates or len(rates) < len(wanted) or not 0 < rate <= _HIGHEST_RATE:
             self.no_equal(rule, f"{rate:g} calls per second of {', '.join(wanted) or 'no method'}")
             return {}
-        shown = f"method_rates of {', '.join(found)}: {rate:g}; each upstream has its own count"
-        if len(found) == 1:
+        shown = f"method_rates of {', '.join(rates)}: {rate:g}; each upstream has its own count"
+        if len(rates) == 1:
             self.mapped(rule, shown)
         else:
             self.differs(rule, f"{shown}, and each of the methods")
-        return found
+        return rates
 
     def add_quorum(self, entry: Entry, network: Network, methods: list[str], agree: int, of: int) -> None:
         """Add verified replies, unless no set of upstreams could fulfil it."""
