@@ -23,18 +23,18 @@ def body_of(record: RestRecord) -> bytes:
 def reply_to_error(error: bytes) -> RestRecord | Fault:
     """The upstream's own reply, if its error may be shown, or a fault."""
     try:
-        found = read_error(error)
+        rest_error = read_error(error)
     except msgspec.DecodeError:
         return InternalError("the upstreams failed", reason="upstream")
-    return found.data or _fault_of(error, found)
+    return rest_error.data or _fault_of(error, rest_error)
 
 
-def _fault_of(error: bytes, found: RestError) -> Fault:
+def _fault_of(error: bytes, rest_error: RestError) -> Fault:
     """An error without a reply of the upstream: its text must not be shown, or it is ours."""
     if error == NO_ROOM:
-        return of_status(503, found.message)
-    if found.code in (404, 410):
-        return NotFound(f"the chain has no such object: {found.message[:200]}")
-    if 400 <= found.code < 500 and found.code not in (401, 402, 403, 407, 429):
-        return of_status(found.code, found.message[:200])
-    return InternalError(f"the upstreams failed: {found.message[:200]}", reason="upstream")
+        return of_status(503, rest_error.message)
+    if rest_error.code in (404, 410):
+        return NotFound(f"the chain has no such object: {rest_error.message[:200]}")
+    if 400 <= rest_error.code < 500 and rest_error.code not in (401, 402, 403, 407, 429):
+        return of_status(rest_error.code, rest_error.message[:200])
+    return InternalError(f"the upstreams failed: {rest_error.message[:200]}", reason="upstream")

@@ -75,10 +75,10 @@ class RestTargets:
         ):
             names = ", ".join(headers)
             raise InvalidRequest(f"the headers {names} must be of printable ASCII, up to {_LONGEST_HEADER} characters")
-        found = query_of(request.query)
+        query = query_of(request.query)
         if events is not None and is_stream:
-            found = {events.parameter: events.wanted(found)}
-        return method, RestParams(path=dict(values), query=found, accept=accept, headers=headers)
+            query = {events.parameter: events.wanted(query)}
+        return method, RestParams(path=dict(values), query=query, accept=accept, headers=headers)
 
     def unknown(self, verb: str, path: str, route: Route) -> NotFound:
         """A route that is not listed. Its path is repeated only in the form of a listed one: it may contain a key."""

@@ -23,29 +23,29 @@ class AlertHandlers:
 
     async def read(self, request: RestRequest) -> dict[str, Any]:
         account = request.key.account.id
-        found = await self._service.read(account)
+        settings = await self._service.read(account)
         recent = [_shown(row) for row in await self._service.recent(account)]
-        return {**self._settings(found), "recent": recent}
+        return {**self._settings(settings), "recent": recent}
 
     async def update(self, request: RestRequest) -> dict[str, Any]:
         _refuse_test_key(request)
-        made = await self._service.change(request.key.account.id, request.body)
-        return {**self._settings(made.settings), **({"signing_secret": made.secret} if made.secret else {})}
+        changed = await self._service.change(request.key.account.id, request.body)
+        return {**self._settings(changed.settings), **({"signing_secret": changed.secret} if changed.secret else {})}
 
     async def test(self, request: RestRequest) -> dict[str, Any]:
         _refuse_test_key(request)
-        found = await self._service.test(request.key.account.id)
-        return {"mail": found.by_mail and self._service.sends_mail, "webhook": found.status == "active"}
+        settings = await self._service.test(request.key.account.id)
+        return {"mail": settings.by_mail and self._service.sends_mail, "webhook": settings.status == "active"}
 
-    def _settings(self, found: AlertSettings) -> dict[str, Any]:
-        webhook = {"id": found.webhook_id, "url": found.url, "status": found.status, "format": found.format}
+    def _settings(self, settings: AlertSettings) -> dict[str, Any]:
+        webhook = {"id": settings.webhook_id, "url": settings.url, "status": settings.status, "format": settings.format}
         return {
-            "alerts": [each for each in alerts.KINDS if each in found.kinds],
-            "error_rate_percent": found.error_percent,
-            "mail": found.by_mail,
-            "mail_address": found.email,
+            "alerts": [each for each in alerts.KINDS if each in settings.kinds],
+            "error_rate_percent": settings.error_percent,
+            "mail": settings.by_mail,
+            "mail_address": settings.email,
             "mail_available": self._service.sends_mail,
-            "webhook": webhook if found.webhook_id else None,
+            "webhook": webhook if settings.webhook_id else None,
         }
 
 

@@ -36,14 +36,16 @@ class DeliveryHandlers:
         webhook = await self._own(request)
         given = request.query["since"]
         since = None if given is None else _moment(given)
-        found, total = await self._deliveries.page(webhook, request.page, status=request.query["status"], since=since)
-        return request.listed("deliveries", [_shown(each) for each in found], total)
+        deliveries, total = await self._deliveries.page(
+            webhook, request.page, status=request.query["status"], since=since
+        )
+        return request.listed("deliveries", [_shown(each) for each in deliveries], total)
 
     async def read(self, request: RestRequest) -> dict[str, Any]:
         webhook = await self._own(request)
-        found = await self._deliveries.read(webhook, request.path["event_id"])
-        attempts = [{**_attempt(each), **_exchange(each)} for each in found.attempts]
-        return {**_shown(found), "payload": found.body.decode(), "attempts": attempts}
+        delivery = await self._deliveries.read(webhook, request.path["event_id"])
+        attempts = [{**_attempt(each), **_exchange(each)} for each in delivery.attempts]
+        return {**_shown(delivery), "payload": delivery.body.decode(), "attempts": attempts}
 
     async def redeliver(self, request: RestRequest) -> RestReply:
         webhook = await self._own(request)
@@ -69,50 +71,50 @@ class DeliveryHandlers:
         return RestReply({"webhook_id": webhook.id, "event_id": event_id, "event_type": event_type}, status=202)
 
 
-def _shown(found: Delivery) -> dict[str, Any]:
+def _shown(delivery: Delivery) -> dict[str, Any]:
     return {
-        "event_id": found.event_id,
-        "event_type": found.type,
-        "status": _WORDS[found.state],
-        "test": found.test,
-        "block_number": found.block,
-        "created_at": iso_millis(found.created_at),
-        "next_attempt_at": iso_millis(found.due_at) if found.state in ("due", "over_quota") else None,
-        "finished_at": None if found.finished_at is None else iso_millis(found.finished_at),
-        "attempts": [_attempt(each) for each in found.attempts],
+        "event_id": delivery.event_id,
+        "event_type": delivery.type,
+        "status": _WORDS[delivery.state],
+        "test": delivery.test,
+        "block_number": delivery.block,
+        "created_at": iso_millis(delivery.created_at),
+        "next_attempt_at": iso_millis(delivery.due_at) if delivery.state in ("due", "over_quota") else None,
+        "finished_at": None if delivery.finished_at is None else iso_millis(delivery.finished_at),
+        "attempts": [_attempt(each) for each in delivery.attempts],
     }
 
 
-def _attempt(found: Attempt) -> dict[str, Any]:
+def _attempt(attempt: Attempt) -> dict[str, Any]:
     return {
-        "number": found.number,
-        "started_at": iso_millis(found.began_at),
-        "duration_ms": found.took_ms,
-        "outcome": found.outcome,
-        "status_code": found.status,
-        "response_excerpt": found.excerpt,
+        "number": attempt.number,
+        "started_at": iso_millis(attempt.began_at),
+        "duration_ms": attempt.took_ms,
+        "outcome": attempt.outcome,
+        "status_code": attempt.status,
+        "response_excerpt": attempt.excerpt,
     }
 
 
-def _exchange(found: Attempt) -> dict[str, Any]:
+def _exchange(attempt: Attempt) -> dict[str, Any]:
     """The recorded exchange of an attempt: null for what was not sent or not received."""
     return {
-        "request_headers": found.sent or None,
-        "response_headers": found.reply_headers or None,
-        "response_body": None if found.status is None else found.reply_body,
+        "request_headers": attempt.sent or None,
+        "response_headers": attempt.reply_headers or None,
+        "response_body": None if attempt.status is None else attempt.reply_body,
     }
 
 
-def shown_health(found: WebhookHealth) -> dict[str, Any]:
+def shown_health(health: WebhookHealth) -> dict[str, Any]:
     """The rate of success of the last attempts, the last failure, every attempt for a small chart, and the day's events."""
-    failed = [each for each in found.attempts if not is_delivered(each.status)]
-    count = len(found.attempts)
+    failed = [each for each in health.attempts if not is_delivered(each.status)]
+    count = len(health.attempts)
     return {
         "success_rate": None if not count else round((count - len(failed)) / count, 4),
-        "failing": count > 0 and not any(is_delivered(each.status) for each in found.attempts[-FAILING_AFTER:]),
+        "failing": count > 0 and not any(is_delivered(each.status) for each in health.attempts[-FAILING_AFTER:]),
         "last_failure": _attempt(failed[-1]) if failed else None,
-        "recent": [{"duration_ms": each.took_ms, "delivered": is_delivered(each.status)} for each in found.attempts],
-        "events_last_day": found.events,
+        "recent": [{"duration_ms": each.took_ms, "delivered": is_delivered(each.status)} for each in health.attempts],
+        "events_last_day": health.events,
     }
 
 

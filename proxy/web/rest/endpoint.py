@@ -65,15 +65,15 @@ class RestRequest:
 
     def network(self, word: str | None = None) -> Network:
         """The network that `word` means for this key, by default the word in the path. Raises if the key may not use it."""
-        found = self.resolver.network(self.key, self.scopes, word or self.path["chain"])
-        self.resolved.append(found.id)
-        return found
+        network = self.resolver.network(self.key, self.scopes, word or self.path["chain"])
+        self.resolved.append(network.id)
+        return network
 
     def known_network(self, word: str) -> Network:
         """Like `network`, whether or not the network has an upstream."""
-        found = self.resolver.known(self.key, self.scopes, word)
-        self.resolved.append(found.id)
-        return found
+        network = self.resolver.known(self.key, self.scopes, word)
+        self.resolved.append(network.id)
+        return network
 
     def require_network(self, network_id: str) -> None:
         """Raise if the key may not use the network. A network that is no longer configured passes."""
@@ -129,15 +129,15 @@ class RestReply:
 RestHandler = Callable[[RestRequest], Awaitable[Any]]
 
 
-def data_of(found: Any) -> Any:
-    return found.data if isinstance(found, RestReply) else found
+def data_of(result: Any) -> Any:
+    return result.data if isinstance(result, RestReply) else result
 
 
-def changes_of(changed: ChangedObject | None, before: Mapping[str, Any] | None, found: Any) -> Changes:
+def changes_of(changed: ChangedObject | None, before: Mapping[str, Any] | None, result: Any) -> Changes:
     """The objects that a handler with this result has changed."""
-    if isinstance(found, RestReply) and found.changes != NO_CHANGES:
-        return found.changes
-    return NO_CHANGES if changed is None else changed.changes(before, data_of(found))
+    if isinstance(result, RestReply) and result.changes != NO_CHANGES:
+        return result.changes
+    return NO_CHANGES if changed is None else changed.changes(before, data_of(result))
 
 
 class RestEndpoints:
@@ -201,9 +201,9 @@ class RestEndpoints:
                         await self._api.faults.before(plan, request, key.account.id)
                     before = await self._before(changed, asked)
                     with _ending_with_client(request, operation):
-                        found = await _in_time(operation, handler, asked)
+                        result = await _in_time(operation, handler, asked)
                     if is_logged:
-                        await self._record(request, operation, asked, found, changes_of(changed, before, found))
+                        await self._record(request, operation, asked, result, changes_of(changed, before, result))
                 except Fault as fault:
                     outcome = outcome_of(fault)
                     self._api.accounting.refund_unused(meter, fault)
@@ -212,9 +212,9 @@ class RestEndpoints:
                     outcome = "errors"  # The client has left.
                     raise
                 outcome = "results"
-                if isinstance(found, web.Response):
-                    return found
-                reply = await _reply(request, found if isinstance(found, RestReply) else RestReply(found))
+                if isinstance(result, web.Response):
+                    return result
+                reply = await _reply(request, result if isinstance(result, RestReply) else RestReply(result))
                 if plan is None:
                     return reply
                 body: bytes = reply.body  # type: ignore[assignment]
@@ -235,16 +235,16 @@ class RestEndpoints:
         if changed is None or changed.is_created or (read := self._handlers.get(changed.read.id)) is None:
             return None
         try:
-            found = await read(replace(asked, query=changed.read.default_query(), body=None, resolved=[]))
+            result = await read(replace(asked, query=changed.read.default_query(), body=None, resolved=[]))
         except Fault:
             return None
-        before: Mapping[str, Any] = data_of(found)
+        before: Mapping[str, Any] = data_of(result)
         return before
 
     async def _record(
-        self, request: web.Request, operation: ApiOperation, asked: RestRequest, found: Any, changes: Changes
+        self, request: web.Request, operation: ApiOperation, asked: RestRequest, result: Any, changes: Changes
     ) -> None:
-        subject, address = subject_of(found, asked.path), self._api.authentication.address_of(request)
+        subject, address = subject_of(result, asked.path), self._api.authentication.address_of(request)
         done = Action(operation.id, subject, address, *changes)
         await self._actions.record(asked.key.account.id, Actor("key", asked.key.id), done)
 
@@ -292,23 +292,23 @@ async def _in_time(operation: ApiOperation, handler: RestHandler, asked: RestReq
 async def _at_block(handler: RestHandler, asked: RestRequest) -> Any:
     """Run the handler until its result is as new as X-Min-Block requires. A result without a block is taken as it is."""
     min_block_of_task.set(asked.min_block)
-    found = await handler(asked)
+    result = await handler(asked)
     if not asked.min_block:
-        return found
+        return result
     assert asked.directives is not None
     began, most_s = time.monotonic(), asked.directives.min_block_wait
-    while 0 < (block := _block_of(found)) < asked.min_block:
+    while 0 < (block := _block_of(result)) < asked.min_block:
         waited_s = time.monotonic() - began
         if waited_s >= most_s:
             raise BehindBlock("the data", asked.min_block, block)
         await asyncio.sleep(min(max(BLOCK_CHECK_S, waited_s / 3), LONGEST_CHECK_S))
-        found = await handler(asked)
-    return found
+        result = await handler(asked)
+    return result
 
 
-def _block_of(found: Any) -> int:
+def _block_of(result: Any) -> int:
     """The block that the result belongs to; 0 if it names none. Gas prices have it as `block_number`."""
-    data = data_of(found)
+    data = data_of(result)
     block = data.get("as_of_block", data.get("block_number")) if isinstance(data, dict) else None
     return block if isinstance(block, int) else 0
 
@@ -318,9 +318,9 @@ async def _reply(request: web.Request, reply: RestReply) -> web.Response:
     return await encoded_reply(reply.data, status=reply.status, headers=reply.headers)
 
 
-def subject_of(found: Any, path: Mapping[str, str]) -> str:
+def subject_of(result: Any, path: Mapping[str, str]) -> str:
     """The subject of a change in the account's log: named by the handler or the path, or the id of a created object."""
-    if not isinstance(found, RestReply):
+    if not isinstance(result, RestReply):
         return next(iter(path.values()), "")
-    data = found.data if isinstance(found.data, Mapping) else {}
-    return found.subject or next(iter(path.values()), "") or str(data.get("id", ""))
+    data = result.data if isinstance(result.data, Mapping) else {}
+    return result.subject or next(iter(path.values()), "") or str(data.get("id", ""))

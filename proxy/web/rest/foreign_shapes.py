@@ -56,25 +56,25 @@ class AlchemyNfts:
         if not contracts:
             request.require_all_contracts()
         page = _page(request.query["pageKey"], request.query["pageSize"])
-        found = await self._collections.owned(network, holder, page, contracts=contracts, detailed=True)
+        owned = await self._collections.owned(network, holder, page, contracts=contracts, detailed=True)
         shown = _listed if request.query["withMetadata"] else _bare
-        has_more = page.offset + len(found["nfts"]) < found["total"] and found["nfts"] and page.number < LAST_PAGE
+        has_more = page.offset + len(owned["nfts"]) < owned["total"] and owned["nfts"] and page.number < LAST_PAGE
         return {
-            "ownedNfts": [shown(each) for each in found["nfts"]],
-            "totalCount": found["total"],
+            "ownedNfts": [shown(each) for each in owned["nfts"]],
+            "totalCount": owned["total"],
             "pageKey": f"{page.number + 1}-{page.limit}" if has_more else None,
-            "validAt": {"blockNumber": found["as_of_block"], "blockHash": None, "blockTimestamp": None},
+            "validAt": {"blockNumber": owned["as_of_block"], "blockHash": None, "blockTimestamp": None},
         }
 
     async def _nft(self, request: RestRequest) -> Any:
         network = self._network(request)
         contract, token_id = _contract(request, network), token_id_of(request.query["tokenId"], "tokenId")
-        found = await self._metadata.read(network, contract, token_id, refresh=request.query["refreshCache"])
+        nft = await self._metadata.read(network, contract, token_id, refresh=request.query["refreshCache"])
         try:
             collection = await self._collections.collection(network, contract)
         except NotFound:
-            collection = {"contract": found["contract"], "standard": found["standard"]}
-        return {**_nft(found, _contract_of(collection)), "owners": [found["owner"]] if found["owner"] else None}
+            collection = {"contract": nft["contract"], "standard": nft["standard"]}
+        return {**_nft(nft, _contract_of(collection)), "owners": [nft["owner"]] if nft["owner"] else None}
 
     async def _contract(self, request: RestRequest) -> Any:
         network = self._network(request)
@@ -97,8 +97,8 @@ class InfuraGas:
 
     async def _fees(self, request: RestRequest) -> Any:
         _require(self._is_on, "infura")
-        found = (await self._prices.read(request.network())).fees
-        tiers = {name: found.estimates[tier] for name, tier in _TIERS.items()}
+        estimated = (await self._prices.read(request.network())).fees
+        tiers = {name: estimated.estimates[tier] for name, tier in _TIERS.items()}
         tips = [fees.gwei(each.max_priority_fee_wei) for each in tiers.values()]
         return {
             **{
@@ -110,7 +110,7 @@ class InfuraGas:
                 }
                 for name, each in tiers.items()
             },
-            "estimatedBaseFee": fees.gwei(found.base_fee_wei),
+            "estimatedBaseFee": fees.gwei(estimated.base_fee_wei),
             "networkCongestion": None,
             "latestPriorityFeeRange": [tips[0], tips[-1]],
             "historicalPriorityFeeRange": None,
@@ -130,10 +130,10 @@ def _require(is_on: bool, alias: str) -> None:
 
 
 def _parsed(network: Network, text: str, parameter: str) -> bytes:
-    found = family_of(network).addresses.parse(text)
-    if found is None:
+    address = family_of(network).addresses.parse(text)
+    if address is None:
         raise not_an_address(network, parameter)
-    return found
+    return address
 
 
 def _address(request: RestRequest, network: Network, parameter: str) -> bytes:
@@ -141,9 +141,9 @@ def _address(request: RestRequest, network: Network, parameter: str) -> bytes:
 
 
 def _contract(request: RestRequest, network: Network) -> bytes:
-    found = _address(request, network, "contractAddress")
-    request.require_contract(network, found)
-    return found
+    contract = _address(request, network, "contractAddress")
+    request.require_contract(network, contract)
+    return contract
 
 
 def _page(key: str | None, size: int) -> Page:
@@ -180,17 +180,17 @@ _ACQUIRED = {"blockTimestamp": None, "blockNumber": None}
 _MINT = {"mintAddress": None, "blockNumber": None, "timestamp": None, "transactionHash": None}
 
 
-def _nft(found: Mapping[str, Any], contract: Mapping[str, Any]) -> dict[str, Any]:
-    image, traits, status = found["image_url"], found["traits"], found["fetch_status"]
+def _nft(nft: Mapping[str, Any], contract: Mapping[str, Any]) -> dict[str, Any]:
+    image, traits, status = nft["image_url"], nft["traits"], nft["fetch_status"]
     return {
         "contract": contract,
-        "tokenId": found["token_id"],
-        "tokenType": found["standard"],
-        "name": found["name"],
-        "description": found["description"],
-        "tokenUri": found.get("token_uri"),
+        "tokenId": nft["token_id"],
+        "tokenType": nft["standard"],
+        "name": nft["name"],
+        "description": nft["description"],
+        "tokenUri": nft.get("token_uri"),
         "image": {
-            "cachedUrl": found["image_gateway_url"],
+            "cachedUrl": nft["image_gateway_url"],
             "thumbnailUrl": None,
             "pngUrl": None,
             "contentType": None,
@@ -198,10 +198,10 @@ def _nft(found: Mapping[str, Any], contract: Mapping[str, Any]) -> dict[str, Any
             "originalUrl": image,
         },
         "raw": {
-            "tokenUri": found.get("token_uri"),
+            "tokenUri": nft.get("token_uri"),
             "metadata": {
-                "name": found["name"],
-                "description": found["description"],
+                "name": nft["name"],
+                "description": nft["description"],
                 "image": image,
                 "attributes": traits,
             },
@@ -214,24 +214,24 @@ def _nft(found: Mapping[str, Any], contract: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def _contract_of(found: Mapping[str, Any]) -> dict[str, Any]:
-    supply = found.get("total_supply")
+def _contract_of(collection: Mapping[str, Any]) -> dict[str, Any]:
+    supply = collection.get("total_supply")
     return {
-        "address": found["contract"],
-        "name": found.get("name"),
-        "symbol": found.get("symbol"),
+        "address": collection["contract"],
+        "name": collection.get("name"),
+        "symbol": collection.get("symbol"),
         "totalSupply": None if supply is None else str(supply),
-        "tokenType": found["standard"],
+        "tokenType": collection["standard"],
         "contractDeployer": None,
         "deployedBlockNumber": None,
         "openSeaMetadata": {
             "floorPrice": None,
-            "collectionName": found.get("name"),
+            "collectionName": collection.get("name"),
             "collectionSlug": None,
             "safelistRequestStatus": None,
-            "imageUrl": found.get("image_url") if "banner_url" in found else None,
-            "bannerImageUrl": found.get("banner_url"),
-            "description": found.get("description") if "banner_url" in found else None,
+            "imageUrl": collection.get("image_url") if "banner_url" in collection else None,
+            "bannerImageUrl": collection.get("banner_url"),
+            "description": collection.get("description") if "banner_url" in collection else None,
             "externalUrl": None,
             "twitterUsername": None,
             "discordUrl": None,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-from proxy.chains.evm import address, fees, policy
+from proxy.chains.evm import address, fees
+from proxy.chains.evm.policy import usd
 from proxy.chains.evm.user_operation import BadOperation
 from proxy.chains.families import family_of
 from proxy.core.iso_time import iso_of_unix, iso_seconds
@@ -44,20 +45,20 @@ class GasHandlers:
         }
 
     async def read_prices(self, request: RestRequest) -> dict[str, Any]:
-        found = await self._prices.read(request.network())
+        prices = await self._prices.read(request.network())
         return {
             "chain": request.path["chain"],
-            "block_number": found.fees.block,
-            "base_fee_gwei": fees.gwei(found.fees.base_fee_wei),
+            "block_number": prices.fees.block,
+            "base_fee_gwei": fees.gwei(prices.fees.base_fee_wei),
             "estimates": {
                 tier: {
                     "max_fee_gwei": fees.gwei(each.max_fee_wei),
                     "max_priority_fee_gwei": fees.gwei(each.max_priority_fee_wei),
                     "estimated_seconds": each.seconds,
                 }
-                for tier, each in found.fees.estimates.items()
+                for tier, each in prices.fees.estimates.items()
             },
-            "updated_at": iso_of_unix(found.at),
+            "updated_at": iso_of_unix(prices.at),
         }
 
     # Policies
@@ -67,13 +68,13 @@ class GasHandlers:
         network = request.network(body["chain"])
         if "user_operations" not in family_of(network).features:
             raise InvalidRequest(f"chain: {network.id} has no user operations to sponsor", param="chain")
-        made = await self._policies.create(request.key, network, name=_name(body["name"]), given=body["rules"])
-        return RestReply(_shown(request, made), status=201)
+        policy = await self._policies.create(request.key, network, name=_name(body["name"]), given=body["rules"])
+        return RestReply(_shown(request, policy), status=201)
 
     async def list(self, request: RestRequest) -> dict[str, Any]:
-        found, total = await self._policies.page(request.key, request.page, status=request.query["status"])
-        totals = await self._policies.totals(found)
-        listed = [{**_shown(request, each), "spend": _total(each, totals[each.id])} for each in found]
+        policies, total = await self._policies.page(request.key, request.page, status=request.query["status"])
+        totals = await self._policies.totals(policies)
+        listed = [{**_shown(request, each), "spend": _total(each, totals[each.id])} for each in policies]
         return request.listed("policies", listed, total)
 
     async def read(self, request: RestRequest) -> dict[str, Any]:
@@ -87,16 +88,16 @@ class GasHandlers:
         return _shown(request, after)
 
     async def delete(self, request: RestRequest) -> dict[str, Any]:
-        found = await self._own(request)
-        await self._policies.delete(found.id, account=found.account)
-        return {"id": found.id, "deleted": True}
+        policy = await self._own(request)
+        await self._policies.delete(policy.id, account=policy.account)
+        return {"id": policy.id, "deleted": True}
 
     async def spend(self, request: RestRequest) -> dict[str, Any]:
-        found = await self._own(request)
-        spend = await self._policies.spend(found, request.page)
+        policy = await self._own(request)
+        spend = await self._policies.spend(policy, request.page)
         return {
-            "policy_id": found.id,
-            **_total(found, spend.total),
+            "policy_id": policy.id,
+            **_total(policy, spend.total),
             "resets_at": _resets_at(spend),
             "days": [{"day": day.isoformat(), **_amounts(meter)} for day, meter in spend.days],
             "users": [_user(spend, each) for each in spend.users],
@@ -105,15 +106,15 @@ class GasHandlers:
         }
 
     async def list_refusals(self, request: RestRequest) -> dict[str, Any]:
-        found = await self._own(request)
-        latest = await self._refusals.latest(found.id, request.query["limit"])
-        return {"policy_id": found.id, "refusals": [_refused(each) for each in latest]}
+        policy = await self._own(request)
+        latest = await self._refusals.latest(policy.id, request.query["limit"])
+        return {"policy_id": policy.id, "refusals": [_refused(each) for each in latest]}
 
     async def _own(self, request: RestRequest) -> Policy:
         """The account's policy that the path names, on a network that the key may use."""
-        found = await self._policies.read(request.key, request.path["id"])
-        request.require_network(found.network)
-        return found
+        policy = await self._policies.read(request.key, request.path["id"])
+        request.require_network(policy.network)
+        return policy
 
     # Sponsorship
 
@@ -130,32 +131,32 @@ class GasHandlers:
             )
         except BadOperation as exc:
             raise InvalidRequest.naming(_named(exc)) from None
-        found = await self._sponsor.sponsor(parsed)
+        sponsorship = await self._sponsor.sponsor(parsed)
         return {
-            **fields_of(found),
-            **_deployment(found),
-            "entry_point": address.checksum(found.paymaster.entry_point),
-            "sponsored_gas_usd": policy.usd(found.worst),
+            **fields_of(sponsorship),
+            **_deployment(sponsorship),
+            "entry_point": address.checksum(sponsorship.paymaster.entry_point),
+            "sponsored_gas_usd": usd(sponsorship.worst),
         }
 
 
-def _shown(request: RestRequest, found: Policy) -> dict[str, Any]:
+def _shown(request: RestRequest, policy: Policy) -> dict[str, Any]:
     return {
-        "id": found.id,
-        "name": found.name,
-        "chain": request.network_word(found.network),
-        "network": found.network,
-        "rules": found.rules,
-        "status": found.status,
-        "created_at": iso_seconds(found.created_at),
-        "updated_at": iso_seconds(found.updated_at),
+        "id": policy.id,
+        "name": policy.name,
+        "chain": request.network_word(policy.network),
+        "network": policy.network,
+        "rules": policy.rules,
+        "status": policy.status,
+        "created_at": iso_seconds(policy.created_at),
+        "updated_at": iso_seconds(policy.updated_at),
     }
 
 
-def fields_of(found: Sponsorship) -> dict[str, str]:
+def fields_of(sponsorship: Sponsorship) -> dict[str, str]:
     """The paymaster's fields of an operation; for 0.6 also the combined `paymasterAndData`."""
-    payer, data = found.paymaster, found.data.hex()
-    verification, post_op = found.operation.paymaster_gas
+    payer, data = sponsorship.paymaster, sponsorship.data.hex()
+    verification, post_op = sponsorship.operation.paymaster_gas
     fields = {
         "paymaster": address.checksum(payer.address),
         "paymasterData": "0x" + data,
@@ -167,12 +168,12 @@ def fields_of(found: Sponsorship) -> dict[str, str]:
     return fields
 
 
-def _deployment(found: Sponsorship) -> dict[str, str]:
+def _deployment(sponsorship: Sponsorship) -> dict[str, str]:
     """The fields that deploy the sender with the operation, in the shape of its version; none if it is deployed."""
-    factory, code = found.operation.factory, found.operation.init_code
+    factory, code = sponsorship.operation.factory, sponsorship.operation.init_code
     if factory is None:
         return {}
-    if found.paymaster.version == "0.6":
+    if sponsorship.paymaster.version == "0.6":
         return {"initCode": "0x" + code.hex()}
     return {"factory": address.checksum(factory), "factoryData": "0x" + code[20:].hex()}
 
@@ -196,19 +197,19 @@ def _name(text: str) -> str:
 
 def _amounts(meter: LimitMeter) -> dict[str, Any]:
     return {
-        "reserved_usd": policy.usd(meter.reserved),
-        "spent_usd": policy.usd(meter.spent),
+        "reserved_usd": usd(meter.reserved),
+        "spent_usd": usd(meter.spent),
         "operations": meter.operations,
     }
 
 
-def _total(found: Policy, meter: LimitMeter) -> dict[str, Any]:
-    rules = read_limits(found.rules)
+def _total(policy: Policy, meter: LimitMeter) -> dict[str, Any]:
+    rules = read_limits(policy.rules)
     return {**_amounts(meter), "left_usd": _left(rules.max_total, meter.used), "reset": rules.reset}
 
 
 def _left(most: int | None, used: int) -> str | None:
-    return None if most is None else policy.usd(max(0, most - used))
+    return None if most is None else usd(max(0, most - used))
 
 
 def _user(spend: PolicySpend, user: UserMeter) -> dict[str, Any]:
@@ -221,12 +222,12 @@ def _user(spend: PolicySpend, user: UserMeter) -> dict[str, Any]:
     }
 
 
-def _refused(found: RefusedOperation) -> dict[str, Any]:
+def _refused(refused: RefusedOperation) -> dict[str, Any]:
     return {
-        "at": iso_seconds(found.at),
-        "rule": found.rule,
-        "sender": address.checksum(found.sender),
-        "message": found.message,
+        "at": iso_seconds(refused.at),
+        "rule": refused.rule,
+        "sender": address.checksum(refused.sender),
+        "message": refused.message,
     }
 
 

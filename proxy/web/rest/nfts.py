@@ -41,16 +41,16 @@ class NftHandlers:
 
     async def _collection(self, request: RestRequest) -> Any:
         network = with_nfts(request)
-        found = await self._collections.collection(network, await self._addresses.contract(request, network))
-        return {"chain": request.path["chain"], **found}
+        collection = await self._collections.collection(network, await self._addresses.contract(request, network))
+        return {"chain": request.path["chain"], **collection}
 
     async def _owned(self, request: RestRequest) -> Any:
         network = with_nfts(request)
         request.require_all_contracts()
         holder = await self._addresses.of(request, network)
-        found = await self._collections.owned(network, holder, request.page)
+        owned = await self._collections.owned(network, holder, request.page)
         shown = family_of(network).addresses.show(holder)
-        return {"address": shown, "chain": request.path["chain"], "page": request.page.number, **found}
+        return {"address": shown, "chain": request.path["chain"], "page": request.page.number, **owned}
 
 
 def with_nfts(request: RestRequest) -> Network:
@@ -62,7 +62,7 @@ def with_nfts(request: RestRequest) -> Network:
 
 def token_id_of(text: str, parameter: str = "token_id") -> int:
     """The number of a token, in decimal or hex, which the API spec has checked."""
-    found = int(text, 16 if text.startswith("0x") else 10)
-    if found > _LARGEST_ID:
+    token_id = int(text, 16 if text.startswith("0x") else 10)
+    if token_id > _LARGEST_ID:
         raise InvalidRequest(f"parameter {parameter!r}: must be at most 256 bits", param=parameter)
-    return found
+    return token_id

@@ -27,8 +27,8 @@ class PathAddresses:
     async def of(self, request: RestRequest, network: Network, parameter: str = "address") -> bytes:
         """The address in the path; an error names the parameter."""
         text = request.path[parameter]
-        if (found := family_of(network).addresses.parse(text)) is not None:
-            return found
+        if (parsed := family_of(network).addresses.parse(text)) is not None:
+            return parsed
         if "." not in text or self._names is None or not self._names.are_on(network):
             raise not_an_address(network, parameter)
         try:
@@ -45,9 +45,9 @@ class PathAddresses:
 
     async def contract(self, request: RestRequest, network: Network) -> bytes:
         """The contract in the path. Raises if the key may not be used for it."""
-        found = await self.of(request, network, "contract")
-        request.require_contract(network, found)
-        return found
+        contract = await self.of(request, network, "contract")
+        request.require_contract(network, contract)
+        return contract
 
 
 def not_an_address(network: Network, parameter: str) -> InvalidRequest:

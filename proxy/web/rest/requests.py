@@ -53,8 +53,8 @@ class RequestRecordHandlers:
 
     async def list(self, request: RestRequest) -> dict[str, Any]:
         reader = _reader(request.key)
-        found, total = await self._requests.page(_filter(request.query), reader, request.page)
-        listed = request.listed("requests", [self._shown(each, request.key) for each in found], total)
+        records, total = await self._requests.page(_filter(request.query), reader, request.page)
+        listed = request.listed("requests", [self._shown(each, request.key) for each in records], total)
         if request.query["choices"]:
             # An account is the only one in its list, and may not see upstreams.
             choices = _choices(await self._requests.choices(reader))
@@ -69,18 +69,18 @@ class RequestRecordHandlers:
         return {**self._shown(record, key), "others": record.others}
 
     async def errors(self, request: RestRequest) -> dict[str, Any]:
-        found = await self._requests.errors(_span(request.query), _reader(request.key))
-        return {"errors": [_shown_group(each) for each in found]}
+        groups = await self._requests.errors(_span(request.query), _reader(request.key))
+        return {"errors": [_shown_group(each) for each in groups]}
 
     async def all_errors(self, request: SessionRequest) -> dict[str, Any]:
-        found = await self._requests.errors(_span(request.query), _operator(request))
-        return {"errors": [{**_shown_group(each), "upstreams": each.upstreams} for each in found]}
+        groups = await self._requests.errors(_span(request.query), _operator(request))
+        return {"errors": [{**_shown_group(each), "upstreams": each.upstreams} for each in groups]}
 
     async def list_all(self, request: SessionRequest) -> dict[str, Any]:
         page: Page = request.page
         wanted = replace(_filter(request.query), upstream=request.query["upstream"])
-        found, total = await self._requests.page(wanted, _operator(request), page)
-        listed = {"requests": [self._priced(each) for each in found], "page": page.number, "total": total}
+        records, total = await self._requests.page(wanted, _operator(request), page)
+        listed = {"requests": [self._priced(each) for each in records], "page": page.number, "total": total}
         if request.query["choices"]:
             listed["choices"] = _choices(await self._requests.choices(_operator(request)))
         return listed
@@ -115,10 +115,10 @@ def _operator(request: SessionRequest) -> RecordReader:
     return RecordReader(account=request.query["account"])
 
 
-def _choices(found: Iterable[FilterChoice]) -> dict[str, list[dict[str, str]]]:
+def _choices(offered: Iterable[FilterChoice]) -> dict[str, list[dict[str, str]]]:
     """The values of each filter, with names to show."""
     choices: dict[str, list[dict[str, str]]] = {name: [] for name in FILTERS}
-    for name, value, shown in found:
+    for name, value, shown in offered:
         choices[name].append({"value": value, "name": shown or value})
     return choices
 
@@ -133,19 +133,19 @@ def _span(query: Mapping[str, Any]) -> RequestFilter:
     return RequestFilter(since=since, until=until, **{name: query[name] for name in ("network", "method", "key")})
 
 
-def _shown_group(found: ErrorGroup) -> dict[str, Any]:
+def _shown_group(group: ErrorGroup) -> dict[str, Any]:
     return {
-        "status": found.status,
-        "code": found.code or None,
-        "method": found.method,
-        "key_id": found.key,
-        "key_name": found.key_name or None,
-        "account_id": found.account,
-        "account_name": found.account_name or None,
-        "count": found.count,
-        "last_at": time_of(found.last_at),
-        "example": found.example,
-        "example_message": message_of(found.example),
+        "status": group.status,
+        "code": group.code or None,
+        "method": group.method,
+        "key_id": group.key,
+        "key_name": group.key_name or None,
+        "account_id": group.account,
+        "account_name": group.account_name or None,
+        "count": group.count,
+        "last_at": time_of(group.last_at),
+        "example": group.example,
+        "example_message": message_of(group.example),
     }
 
 

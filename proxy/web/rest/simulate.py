@@ -41,45 +41,45 @@ class SimulateHandlers:
             else:
                 request.require_all_contracts()
         try:
-            found = await self._simulations.run(network, given, _block(request.body.get("block", "latest")))
+            simulation = await self._simulations.run(network, given, _block(request.body.get("block", "latest")))
         except RpcError as exc:
             raise refusal_of(exc) from None
-        changes = found.balance_changes().items()
+        changes = simulation.balance_changes().items()
         return {
             "chain": request.path["chain"],
-            "block_number": found.block,
-            "transactions": [await _shown(found, each) for each in found.transactions],
-            "balance_changes": await in_turns(changes, lambda each: _change(found, *each)),
+            "block_number": simulation.block,
+            "transactions": [await _shown(simulation, each) for each in simulation.transactions],
+            "balance_changes": await in_turns(changes, lambda each: _change(simulation, *each)),
         }
 
 
 def _transaction(given: Mapping[str, Any], name: str) -> dict[str, str]:
     """The transaction as nodes take it."""
-    found = {member: given[member] for member in ("from", "to", "data") if given.get(member) is not None}
+    transaction = {member: given[member] for member in ("from", "to", "data") if given.get(member) is not None}
     for member in ("from", "to"):
-        if member in found and addresses.is_mistyped(found[member]):
+        if member in transaction and addresses.is_mistyped(transaction[member]):
             raise InvalidRequest(f"{name}.{member}: the checksum is wrong; check the address", param=f"{name}.{member}")
     value = int(given.get("value", "0"))
     if value > _LARGEST:
         raise InvalidRequest(f"{name}.value: must be at most 256 bits", param=f"{name}.value")
-    found["value"] = hex(value)
+    transaction["value"] = hex(value)
     if given.get("gas") is not None:
-        found["gas"] = hex(given["gas"])
-    return found
+        transaction["gas"] = hex(given["gas"])
+    return transaction
 
 
 def _block(text: str) -> str:
     return hex(int(text)) if text.isdigit() else text
 
 
-async def _shown(found: Simulation, done: SimulatedTransaction) -> dict[str, Any]:
+async def _shown(simulation: Simulation, done: SimulatedTransaction) -> dict[str, Any]:
     return {
         "status": "success" if done.error is None else "failed",
         "gas_used": done.gas_used,
         "return_data": done.returned,
         "error": None if done.error is None else _error(done.error),
-        "transfers": await in_turns(done.transfers, lambda each: _transfer(found, each)),
-        "approvals": await in_turns(done.approvals, lambda each: _approval(found, each)),
+        "transfers": await in_turns(done.transfers, lambda each: _transfer(simulation, each)),
+        "approvals": await in_turns(done.approvals, lambda each: _approval(simulation, each)),
     }
 
 
@@ -91,19 +91,19 @@ def _error(error: ExecutionError) -> dict[str, Any]:
     }
 
 
-def _transfer(found: Simulation, moved: Transfer) -> dict[str, Any]:
+def _transfer(simulation: Simulation, moved: Transfer) -> dict[str, Any]:
     return {
         "from": addresses.checksum(moved.sender),
         "to": addresses.checksum(moved.recipient),
-        **_asset(found, moved.contract, moved.standard, moved.token_id),
+        **_asset(simulation, moved.contract, moved.standard, moved.token_id),
         "value": str(moved.amount),
-        "formatted_value": _formatted(found, moved.contract, moved.standard, moved.amount),
+        "formatted_value": _formatted(simulation, moved.contract, moved.standard, moved.amount),
     }
 
 
-def _approval(found: Simulation, given: TokenApproval) -> dict[str, Any]:
-    is_for_all, standard = given.standard is None, found.standard(given)
-    described = found.asset(given.contract)
+def _approval(simulation: Simulation, given: TokenApproval) -> dict[str, Any]:
+    is_for_all, standard = given.standard is None, simulation.standard(given)
+    described = simulation.asset(given.contract)
     is_token = standard == ERC20
     return {
         "owner": addresses.checksum(given.owner),
@@ -114,24 +114,24 @@ def _approval(found: Simulation, given: TokenApproval) -> dict[str, Any]:
         "for_all": is_for_all,
         "approved": given.amount > 0,
         "value": str(given.amount) if is_token else None,
-        "formatted_value": _formatted(found, given.contract, ERC20, given.amount) if is_token else None,
+        "formatted_value": _formatted(simulation, given.contract, ERC20, given.amount) if is_token else None,
         "symbol": described.symbol,
         "decimals": described.decimals if is_token else None,
     }
 
 
-def _change(found: Simulation, held: HeldAsset, change: int) -> dict[str, Any]:
-    shown = _formatted(found, held.contract, held.standard, abs(change))
+def _change(simulation: Simulation, held: HeldAsset, change: int) -> dict[str, Any]:
+    shown = _formatted(simulation, held.contract, held.standard, abs(change))
     return {
         "address": addresses.checksum(held.holder),
-        **_asset(found, held.contract, held.standard, held.token_id),
+        **_asset(simulation, held.contract, held.standard, held.token_id),
         "change": str(change),
         "formatted_change": None if shown is None else f"-{shown}" if change < 0 else shown,
     }
 
 
-def _asset(found: Simulation, contract: bytes, standard: int, token_id: int) -> dict[str, Any]:
-    asset = found.asset(contract)
+def _asset(simulation: Simulation, contract: bytes, standard: int, token_id: int) -> dict[str, Any]:
+    asset = simulation.asset(contract)
     return {
         "contract": addresses.checksum(contract) if contract else None,
         "token_id": str(token_id) if is_nft(standard) else None,
@@ -141,6 +141,6 @@ def _asset(found: Simulation, contract: bytes, standard: int, token_id: int) -> 
     }
 
 
-def _formatted(found: Simulation, contract: bytes, standard: int, raw: int) -> str | None:
-    decimals = found.asset(contract).decimals
+def _formatted(simulation: Simulation, contract: bytes, standard: int, raw: int) -> str | None:
+    decimals = simulation.asset(contract).decimals
     return None if decimals is None or is_nft(standard) else units.formatted(raw, decimals)

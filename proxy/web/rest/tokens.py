@@ -48,32 +48,32 @@ class TokenHandlers:
         request.require_all_contracts()
         reader = self._reader(network)
         holder = await self._addresses.of(request, network)
-        found = await reader.balances(network, holder)
-        page, tokens = request.page, found["tokens"]
+        balances = await reader.balances(network, holder)
+        page, tokens = request.page, balances["tokens"]
         return {
             "address": family_of(network).addresses.show(holder),
             "chain": request.path["chain"],
             "tokens": [orjson.Fragment(bytes(each)) for each in tokens[page.offset : page.offset + page.limit]],
             "page": page.number,
             "total": len(tokens),
-            "as_of_block": found["as_of_block"],
+            "as_of_block": balances["as_of_block"],
             # Only included if true, which is rare.
-            **({"truncated": True} if found.get("truncated") else {}),
+            **({"truncated": True} if balances.get("truncated") else {}),
         }
 
     async def _metadata(self, request: RestRequest) -> Any:
         network = request.network()
         reader = self._reader(network)
-        found = await reader.metadata(network, await self._addresses.contract(request, network))
-        return {"chain": request.path["chain"], **found}
+        metadata = await reader.metadata(network, await self._addresses.contract(request, network))
+        return {"chain": request.path["chain"], **metadata}
 
     async def _list_holders(self, request: RestRequest) -> Any:
         network = request.network()
         if "follower" not in family_of(network).features:
             raise NotFound(f"holders are not supported on {network.id}")
         contract = await self._addresses.contract(request, network)
-        found = await self._holders.listed(network, contract, request.page)
-        return {"chain": request.path["chain"], "page": request.page.number, **found}
+        holders = await self._holders.listed(network, contract, request.page)
+        return {"chain": request.path["chain"], "page": request.page.number, **holders}
 
     def _reader(self, network: Network) -> TokenReader:
         kind = family_of(network).tokens

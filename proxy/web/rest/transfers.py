@@ -100,9 +100,9 @@ class TransferHandlers:
         except ValueError:
             raise InvalidRequest(f"parameter {name!r}: is not a time that exists", param=name) from None
         seconds = int(moment.timestamp()) + (name == "to_time")
-        found = await self._history.block_at(network, seconds)
+        block = await self._history.block_at(network, seconds)
         # Nothing is as new as that: the range starts after every block.
-        return _BEYOND if found is None and name == "from_time" else found
+        return _BEYOND if block is None and name == "from_time" else block
 
 
 _BEYOND = TransferFilter(ALL).high
@@ -134,17 +134,17 @@ def _address(request: RestRequest, network: Network, name: str) -> bytes | None:
 
 
 def _parsed(network: Network, text: str, name: str) -> bytes:
-    found = family_of(network).addresses.parse(text)
-    if found is None:
+    address = family_of(network).addresses.parse(text)
+    if address is None:
         raise not_an_address(network, name)
-    return found
+    return address
 
 
 def _amount(request: RestRequest) -> int:
-    found = int(request.query["min_value"] or "0")
-    if found > _LARGEST:
+    amount = int(request.query["min_value"] or "0")
+    if amount > _LARGEST:
         raise InvalidRequest("parameter 'min_value': must be at most 256 bits", param="min_value")
-    return found
+    return amount
 
 
 def _start(request: RestRequest) -> PageStart:

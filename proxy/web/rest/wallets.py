@@ -33,11 +33,11 @@ class WalletHandlers:
         wanted = request.network(chain) if chain is not None else None
         known = [wallet for wallet in await self._wallets.find(request.key, at) if _is_served(request, wallet)]
         known = [wallet for wallet in known if _may_use(request, wallet)] or known
-        found = [wallet for wallet in known if wanted is None or wallet.network == wanted.id]
-        if not found:
+        matching = [wallet for wallet in known if wanted is None or wallet.network == wanted.id]
+        if not matching:
             raise NotFound("there is no such wallet")
         # A wallet usually has the same address on several chains. Without `chain`, the one that was created first is returned.
-        wallet = found[0]
+        wallet = matching[0]
         network = request.network(request.network_word(wallet.network))
         state = await self._wallets.state(network, wallet)
         chains = [request.network_word(each.network) for each in known]
@@ -53,8 +53,8 @@ class WalletHandlers:
     async def list(self, request: RestRequest) -> dict[str, Any]:
         chain = request.query["chain"]
         network = request.known_network(chain) if chain is not None else None
-        found, total = await self._wallets.page(request.key, request.page, network)
-        return request.listed("wallets", [_summary(request, state) for state in found], total)
+        states, total = await self._wallets.page(request.key, request.page, network)
+        return request.listed("wallets", [_summary(request, state) for state in states], total)
 
 
 def _is_served(request: RestRequest, wallet: Wallet) -> bool:
@@ -93,11 +93,11 @@ def _shown(request: RestRequest, state: WalletState) -> dict[str, Any]:
 
 
 def _address(text: str, name: str) -> bytes:
-    found = address.parse(text)
-    if found is None:
+    parsed = address.parse(text)
+    if parsed is None:
         raise InvalidRequest(f"{name}: must be an address: 0x and 40 hex digits", param=name)
     if address.is_mistyped(text):
         raise InvalidRequest(
             f"{name}: the checksum of {text} is wrong; check the address for typing errors", param=name
         )
-    return found
+    return parsed

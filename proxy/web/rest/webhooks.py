@@ -63,7 +63,7 @@ class WebhookHandlers:
         request.require_all_contracts()
         config = body.get("config", {})
         await self._pay(network.id, _count(config, "addresses"), _count(config, "tx_hashes"))
-        made = await self._webhooks.create(
+        created = await self._webhooks.create(
             request.key,
             network,
             url=body["url"],
@@ -71,24 +71,24 @@ class WebhookHandlers:
             config=config,
             fault=body.get("fault"),
         )
-        shown = await self._config(made.webhook)
-        return RestReply({**_listed(request, made.webhook), "config": shown, **_secret(made)}, status=201)
+        shown = await self._config(created.webhook)
+        return RestReply({**_listed(request, created.webhook), "config": shown, **_secret(created)}, status=201)
 
     async def list(self, request: RestRequest) -> dict[str, Any]:
-        found, total = await self._webhooks.page(request.key, request.page, status=request.query["status"])
-        health = await self._deliveries.health(found)
-        listed = [{**_listed(request, each), "health": shown_health(health[each.id])} for each in found]
+        webhooks, total = await self._webhooks.page(request.key, request.page, status=request.query["status"])
+        health = await self._deliveries.health(webhooks)
+        listed = [{**_listed(request, each), "health": shown_health(health[each.id])} for each in webhooks]
         return request.listed("webhooks", listed, total)
 
     async def read(self, request: RestRequest) -> dict[str, Any]:
-        found = await self.own(request)
-        health = await self._deliveries.health([found])
+        webhook = await self.own(request)
+        health = await self._deliveries.health([webhook])
         return {
-            **_listed(request, found),
-            "health": shown_health(health[found.id]),
-            "config": await self._config(found),
-            "updated_at": iso_seconds(found.updated_at),
-            "status_reason": found.reason if found.is_listening else "mempool",
+            **_listed(request, webhook),
+            "health": shown_health(health[webhook.id]),
+            "config": await self._config(webhook),
+            "updated_at": iso_seconds(webhook.updated_at),
+            "status_reason": webhook.reason if webhook.is_listening else "mempool",
         }
 
     async def update(self, request: RestRequest) -> dict[str, Any]:
@@ -101,43 +101,43 @@ class WebhookHandlers:
             remove=body.get("remove_addresses", ()),
             fault=body.get("fault"),
         )
-        found = await self.own(request)
+        webhook = await self.own(request)
         config = change.config or {}
         addresses = _count(config, "addresses") + len(change.add) + len(change.remove)
-        await self._pay(found.network, addresses, _count(config, "tx_hashes", found.config.get("tx_hashes", ())))
-        return _changed(request, await self._webhooks.update(request.key, found, change))
+        await self._pay(webhook.network, addresses, _count(config, "tx_hashes", webhook.config.get("tx_hashes", ())))
+        return _changed(request, await self._webhooks.update(request.key, webhook, change))
 
     async def delete(self, request: RestRequest) -> dict[str, Any]:
-        found = await self.own(request)
-        await self._webhooks.delete(found)
-        return {"id": found.id, "deleted": True}
+        webhook = await self.own(request)
+        await self._webhooks.delete(webhook)
+        return {"id": webhook.id, "deleted": True}
 
     async def resume(self, request: RestRequest) -> dict[str, Any]:
         return _changed(request, await self._webhooks.resume(await self.own(request)))
 
     async def rotate(self, request: RestRequest) -> dict[str, Any]:
-        made = await self._webhooks.rotate(await self.own(request))
-        assert made.webhook.old_secret_until is not None
+        rotated = await self._webhooks.rotate(await self.own(request))
+        assert rotated.webhook.old_secret_until is not None
         return {
-            "id": made.webhook.id,
-            **_secret(made),
-            "previous_secret_valid_until": iso_seconds(made.webhook.old_secret_until),
+            "id": rotated.webhook.id,
+            **_secret(rotated),
+            "previous_secret_valid_until": iso_seconds(rotated.webhook.old_secret_until),
         }
 
     async def backtest(self, request: RestRequest) -> dict[str, Any]:
         body = request.body
         network = request.network(body["chain"])
         request.require_all_contracts()
-        found = await self._backtest.run(
+        backtest = await self._backtest.run(
             network, body["event_type"], body.get("config", {}), first=body.get("from_block"), last=body.get("to_block")
         )
         return {
             "chain": body["chain"],
             "event_type": body["event_type"],
-            "from_block": found.first,
-            "to_block": found.last,
-            "events": found.events,
-            "blocks_with_events": found.blocks,
+            "from_block": backtest.first,
+            "to_block": backtest.last,
+            "events": backtest.events,
+            "blocks_with_events": backtest.blocks,
         }
 
     async def _pay(self, network: str, addresses: int, transactions: int) -> None:
@@ -159,51 +159,51 @@ class WebhookHandlers:
 
     async def own(self, request: RestRequest) -> Webhook:
         """The account's webhook that the path names, on a network that the key may use. Its events may be of any contract."""
-        found = await self._webhooks.read(request.key, request.path["id"])
-        request.require_network(found.network)
+        webhook = await self._webhooks.read(request.key, request.path["id"])
+        request.require_network(webhook.network)
         request.require_all_contracts()
-        return found
+        return webhook
 
-    async def _config(self, found: Webhook) -> dict[str, Any]:
+    async def _config(self, webhook: Webhook) -> dict[str, Any]:
         """The config with its addresses, which are encoded in turns: there may be a hundred thousand."""
-        if found.addresses is None:
-            return dict(found.config)
+        if webhook.addresses is None:
+            return dict(webhook.config)
         parts = [b"["]
-        async for part in self._webhooks.addresses(found):
+        async for part in self._webhooks.addresses(webhook):
             parts += (orjson.dumps(part)[1:-1], b",")
         await next_turn()
         # Megabytes are copied once.
-        addresses = EncodedList(b"".join((*parts[: max(1, len(parts) - 1)], b"]")), found.addresses)
+        addresses = EncodedList(b"".join((*parts[: max(1, len(parts) - 1)], b"]")), webhook.addresses)
         await next_turn()
-        return {"addresses": addresses, **found.config}
+        return {"addresses": addresses, **webhook.config}
 
 
 def _count(config: Mapping[str, Any], name: str, but: Iterable[Any] = ()) -> int:
     """The number of values in a list of the config that are not in `but`. The service validates the list."""
-    found, known = config.get(name), {str(each).lower() for each in but}
-    if not isinstance(found, (list, LongText)):
+    values, known = config.get(name), {str(each).lower() for each in but}
+    if not isinstance(values, (list, LongText)):
         return 0
-    return sum(str(each).lower() not in known for each in found) if known else len(found)
+    return sum(str(each).lower() not in known for each in values) if known else len(values)
 
 
-def _listed(request: RestRequest, found: Webhook) -> dict[str, Any]:
-    return {**_summary(request, found), "created_at": iso_seconds(found.created_at)}
+def _listed(request: RestRequest, webhook: Webhook) -> dict[str, Any]:
+    return {**_summary(request, webhook), "created_at": iso_seconds(webhook.created_at)}
 
 
-def _changed(request: RestRequest, found: Webhook) -> dict[str, Any]:
-    return {**_summary(request, found), "updated_at": iso_seconds(found.updated_at)}
+def _changed(request: RestRequest, webhook: Webhook) -> dict[str, Any]:
+    return {**_summary(request, webhook), "updated_at": iso_seconds(webhook.updated_at)}
 
 
-def _summary(request: RestRequest, found: Webhook) -> dict[str, Any]:
+def _summary(request: RestRequest, webhook: Webhook) -> dict[str, Any]:
     return {
-        "id": found.id,
-        "url": found.url,
-        "chain": request.network_word(found.network),
-        "event_type": found.event_type,
-        "status": found.status if found.is_listening else "starting",
-        **({"fault": found.fault} if found.test_key else {}),
+        "id": webhook.id,
+        "url": webhook.url,
+        "chain": request.network_word(webhook.network),
+        "event_type": webhook.event_type,
+        "status": webhook.status if webhook.is_listening else "starting",
+        **({"fault": webhook.fault} if webhook.test_key else {}),
     }
 
 
-def _secret(made: CreatedWebhook) -> dict[str, str]:
-    return {"signing_secret": made.secret}
+def _secret(created: CreatedWebhook) -> dict[str, str]:
+    return {"signing_secret": created.secret}
