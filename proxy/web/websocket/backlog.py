@@ -174,9 +174,9 @@ class Backlog:
 
     def _report_missed(self) -> None:
         missed, self._missed = self._missed, {}
-        for subscription, found in missed.items():
-            message = f"{found.count} events were dropped for lack of compute units: subscribe again with fromBlock"
-            notice = _notice(subscription.id, message, {"missed": found.as_json()})
+        for subscription, dropped in missed.items():
+            message = f"{dropped.count} events were dropped for lack of compute units: subscribe again with fromBlock"
+            notice = _notice(subscription.id, message, {"missed": dropped.as_json()})
             self._output.send(self._output.message(notice))
 
     async def is_over(self) -> None:

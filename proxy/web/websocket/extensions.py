@@ -25,10 +25,10 @@ def acceptance(bits: int) -> str:
 
 def _window_of(offer: str) -> int:
     name, *parameters = (part.strip().lower() for part in offer.split(";"))
-    found = {key.strip(): value.strip(' "') for key, _, value in (each.partition("=") for each in parameters)}
-    server = found.pop("server_max_window_bits", str(_LARGEST_WINDOW))
-    client = found.pop("client_max_window_bits", "")
-    is_known = all(each in _FLAGS and not value for each, value in found.items())
+    values = {key.strip(): value.strip(' "') for key, _, value in (each.partition("=") for each in parameters)}
+    server = values.pop("server_max_window_bits", str(_LARGEST_WINDOW))
+    client = values.pop("client_max_window_bits", "")
+    is_known = all(each in _FLAGS and not value for each, value in values.items())
     # RFC 7692, 7.1: an offer with a parameter twice is not valid.
     is_unique = len({each.partition("=")[0].strip() for each in parameters}) == len(parameters)
     is_valid = name == _NAME and is_known and is_unique and (not client or client in _WINDOWS or client == "8")

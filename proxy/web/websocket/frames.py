@@ -165,10 +165,10 @@ class FrameReader:
         """The next message, control frame or FRAGMENT; None when more bytes are needed."""
         if self._arrived is not None:
             return self._read_on(self._arrived)
-        found = self._frame()
-        if found is None:
+        frame = self._frame()
+        if frame is None:
             return None
-        opcode, is_final, payload = found
+        opcode, is_final, payload = frame
         if opcode >= CLOSE:
             return opcode, payload
         if opcode != CONTINUATION:

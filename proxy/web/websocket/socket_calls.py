@@ -212,13 +212,13 @@ class SocketCalls:
         """The member `meta` of a reply, to follow its id; empty for sockets that did not ask for it."""
         if self.directives is None or not self.directives.meta:
             return b""
-        found: dict[str, str | int] = {"request_id": f"{self.request_id}.{number}"}
+        members: dict[str, str | int] = {"request_id": f"{self.request_id}.{number}"}
         if answer is not None:
-            found["units"] = answer.units
-            found.update({"block": answer.reached} if answer.reached else {})
+            members["units"] = answer.units
+            members.update({"block": answer.reached} if answer.reached else {})
             if answer.cache:
-                found["verified" if answer.cache in VERIFICATIONS else "cache"] = answer.cache
-        return b',"meta":' + msgspec.json.encode(found)
+                members["verified" if answer.cache in VERIFICATIONS else "cache"] = answer.cache
+        return b',"meta":' + msgspec.json.encode(members)
 
     def leave(self) -> None:
         """The client has left: give up all calls under way."""
@@ -457,14 +457,14 @@ class SocketBatch:
         owner = self._owner
         if owner.directives is None or not owner.directives.meta:
             return batch.pieces()
-        found: list[bytes | memoryview] = []
+        parts: list[bytes | memoryview] = []
         for index, item in enumerate(batch.items):
             if pieces := item.pieces():
                 end = len(jsonrpc.ENVELOPE_START) + len(item.id or jsonrpc.NULL)
                 meta = owner.meta(f"{self._number}.{index}", item)
                 first = bytes(pieces[0])
-                found += (b"," if found else b"[", first[:end], meta, first[end:], *pieces[1:])
-        return [*found, b"]"] if found else []
+                parts += (b"," if parts else b"[", first[:end], meta, first[end:], *pieces[1:])
+        return [*parts, b"]"] if parts else []
 
     def _end(self, outcome: str, units: int) -> None:
         self._batch = None  # Breaks a reference cycle, which would keep the message until the garbage collector runs.

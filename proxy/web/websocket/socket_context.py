@@ -113,8 +113,8 @@ class SocketContext:
         """An equal topic, with the filter that other subscriptions have."""
         if not isinstance(topic.detail, LogFilter):
             return topic
-        found = self._filters.setdefault(hash(topic.detail), topic.detail)
-        return Topic(topic.kind, found) if found == topic.detail else topic
+        shared = self._filters.setdefault(hash(topic.detail), topic.detail)
+        return Topic(topic.kind, shared) if shared == topic.detail else topic
 
     def take_memory(self, key: Key, topic: Topic) -> bool:
         """Count the memory of a topic, once for all subscriptions of the account. Raises RateLimited if the account has no

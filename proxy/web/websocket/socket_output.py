@@ -214,16 +214,16 @@ class SocketOutput:
 
     def _next_parts(self, size: int) -> list[bytes | memoryview]:
         """The next parts of the rest, until there are this many bytes."""
-        found: list[bytes | memoryview] = []
+        parts: list[bytes | memoryview] = []
         while self._rest and size > 0:
             part = self._rest.popleft()
             if isinstance(part, ReplyShare):
                 self._shares.append(part)
             else:
-                found.append(part)
+                parts.append(part)
                 size -= len(part)
                 self._rest_bytes -= len(part)
-        return found
+        return parts
 
     def _go_on(self) -> None:
         self._give_shares()

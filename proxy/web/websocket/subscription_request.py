@@ -36,12 +36,12 @@ def read_request(family: Family, method: str, params: bytes) -> SubscriptionRequ
         given = _decode(params)
         if not isinstance(given, list) and not (rules.echoes_ids and isinstance(given, dict)):
             raise ValueError('member "params" must be an array')
-        found = rules.read(method, given)
+        wanted = rules.read(method, given)
     except (ValueError, msgspec.DecodeError, RecursionError) as exc:
         raise RpcError(jsonrpc.error(jsonrpc.INVALID_PARAMS, f"{method}: {exc}")) from None
-    topic = Topic(found.topic, found.detail)
+    topic = Topic(wanted.topic, wanted.detail)
     ids = rules.numeric_ids, rules.echoes_ids
-    return SubscriptionRequest(topic, found.from_block, found.event, found.notification, *ids)
+    return SubscriptionRequest(topic, wanted.from_block, wanted.event, wanted.notification, *ids)
 
 
 def read_id(params: bytes) -> bytes:

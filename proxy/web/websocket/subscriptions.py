@@ -206,13 +206,13 @@ class Subscription:
         """The event's frame. It is built once for all sockets with this id, and once more for each compression window."""
         if not self.notification:
             return self._output.message(jsonrpc.result_reply(self.id, event.result))  # Ids of calls differ.
-        found = event.frames.get(self._frame_key)
-        if found is None:
-            found = event.frames[self._frame_key] = self._output.message(
+        frame = event.frames.get(self._frame_key)
+        if frame is None:
+            frame = event.frames[self._frame_key] = self._output.message(
                 b'{"jsonrpc":"2.0","method":"%b","params":{"subscription":%b,"result":%b}}'
                 % (self.notification, self.id, event.result)
             )
-        return found
+        return frame
 
     async def room(self) -> None:
         output, owner = self._output, self._owner
@@ -338,11 +338,11 @@ class Subscriptions:
         kind = context.kinds[request.kind]
         # Calls of sockets have ids, alone and in batches.
         id_ = getattr(caller, "id", b"") or jsonrpc.NULL if request.echoes_id else self._ids.make(request)
-        made = self._make(self, request, id_=id_, kind=kind, caller=caller)
-        made.is_counted = is_counted
-        self._by_id[made.place] = made
+        subscription = self._make(self, request, id_=id_, kind=kind, caller=caller)
+        subscription.is_counted = is_counted
+        self._by_id[subscription.place] = subscription
         kind.open += 1
-        context.start(lambda: self._listen(feed, made, request.from_block, place))
+        context.start(lambda: self._listen(feed, subscription, request.from_block, place))
 
     @property
     def call_later(self) -> Callable[..., object]:
@@ -358,63 +358,63 @@ class Subscriptions:
             raise Unavailable(f"{self.network} has no feed")
         return feed
 
-    async def _listen(self, feed: NetworkFeed, made: Subscription, from_block: int | None, place: int) -> None:
+    async def _listen(self, feed: NetworkFeed, subscription: Subscription, from_block: int | None, place: int) -> None:
         """Subscribe to the feed and answer the call. A replay may take long, so its call is answered first. `place`: how many
         subscriptions the account has on this host."""
         try:
             await self._context.caps.check_subscription(self.allowance.key, place)
             if from_block is None:
-                await feed.subscribe(made.topic, made)
-                self._answer(made)
+                await feed.subscribe(subscription.topic, subscription)
+                self._answer(subscription)
             else:
-                self._answer(made)
+                self._answer(subscription)
                 # A batch is answered as a whole: nothing is replayed before its reply.
-                await made.room()
-                if made.is_open:
+                await subscription.room()
+                if subscription.is_open:
                     self._take_turns()
-                    await feed.subscribe_from(made.topic, made, from_block)
-                made.replays = False
+                    await feed.subscribe_from(subscription.topic, subscription, from_block)
+                subscription.replays = False
         except RpcError as exc:
-            self.fail(made, exc)
+            self.fail(subscription, exc)
         except Fault as fault:
-            self.fail(made, fault)
+            self.fail(subscription, fault)
         except Exception:
             log.exception("unhandled")
-            self.fail(made, InternalError("internal error"))
+            self.fail(subscription, InternalError("internal error"))
         finally:
-            if not made.is_open:
-                feed.unsubscribe(made.topic, made)
+            if not subscription.is_open:
+                feed.unsubscribe(subscription.topic, subscription)
 
     def _take_turns(self) -> None:
         """Let the current task, which works for this account alone, take turns with the other work of the account."""
         client_of_task.set(self.allowance.key.account.id)
         turns_of_task.set(self._context.limiter.turns)
 
-    def _answer(self, made: Subscription) -> None:
-        caller = made.caller
-        if caller is None or not made.is_open:
+    def _answer(self, subscription: Subscription) -> None:
+        caller = subscription.caller
+        if caller is None or not subscription.is_open:
             return
-        caller.on_result(made.id if made.notification else b"{}")
+        caller.on_result(subscription.id if subscription.notification else b"{}")
         # The reply to a batch is sent when all its items have one.
         if not isinstance(caller, BatchItem):
-            made.confirm()
+            subscription.confirm()
 
     def confirm(self, items: Collection[BatchItem]) -> None:
         """The reply to a batch is sent."""
-        for made in [*self._by_id.values()]:
-            if made.caller in items:
-                made.confirm()
+        for subscription in [*self._by_id.values()]:
+            if subscription.caller in items:
+                subscription.confirm()
 
-    def fail(self, made: Subscription, why: RpcError | Fault) -> None:
+    def fail(self, subscription: Subscription, why: RpcError | Fault) -> None:
         """End a subscription that failed: by an error to its call, or, if it was confirmed, by an error message."""
-        caller, was_open = made.caller, made.is_open
-        self.end(made)
+        caller, was_open = subscription.caller, subscription.is_open
+        self.end(subscription)
         if not was_open:
             return
         if caller is None:
             error = msgspec.json.decode(why.error if isinstance(why, RpcError) else rpc_error_of(why))
-            error["data"] = {"subscription": msgspec.Raw(made.id), "ended": True}
-            id_ = b"" if made.notification else made.id
+            error["data"] = {"subscription": msgspec.Raw(subscription.id), "ended": True}
+            id_ = b"" if subscription.notification else subscription.id
             self.output.send(self.output.message(jsonrpc.error_reply(id_, msgspec.json.encode(error))))
         elif isinstance(why, Fault):
             caller.on_fault(why)
@@ -426,30 +426,30 @@ class Subscriptions:
         rules = policy.family.subscriptions
         by_topic = rules is not None and rules.echoes_ids
         place = read_request(policy.family, policy.method.name, params).topic.name if by_topic else read_id(params)
-        found = self._by_id.get(place)
-        if found is None:
+        subscription = self._by_id.get(place)
+        if subscription is None:
             raise RpcError(_NOT_FOUND)
-        self.end(found)
+        self.end(subscription)
         return b"{}" if by_topic else b"true"
 
     def _end_all(self) -> None:
-        for made in [*self._by_id.values()]:
-            self.end(made)
+        for subscription in [*self._by_id.values()]:
+            self.end(subscription)
 
-    def end(self, made: Subscription) -> None:
+    def end(self, subscription: Subscription) -> None:
         """End a subscription. No event of it is sent after this."""
-        if not made.is_open:
+        if not subscription.is_open:
             return
-        made.is_open = False
-        made.kind.open -= 1
+        subscription.is_open = False
+        subscription.kind.open -= 1
         self._context.caps.remove_subscription(self.allowance.key)
-        if made.is_counted:
-            self._context.give_memory(self.allowance.key, made.topic)
-        made.wake()
-        del self._by_id[made.place]
+        if subscription.is_counted:
+            self._context.give_memory(self.allowance.key, subscription.topic)
+        subscription.wake()
+        del self._by_id[subscription.place]
         if self.backlog is not None:
-            self.backlog.forget(made)
-        self._feed().unsubscribe(made.topic, made)
+            self.backlog.forget(subscription)
+        self._feed().unsubscribe(subscription.topic, subscription)
 
     def hold(self) -> Backlog:
         """Queue events from now on, until the backlog is sent."""
