@@ -141,8 +141,8 @@ class AdminHandlers:
             until=moment_of(query["until"], "until") if query["until"] else None,
             before_id=int(query["cursor"]) if query["cursor"] else None,
         )
-        found, after = await self._actions.search(wanted, query["limit"])
-        return {"actions": [_action(row) for row in found], "next_cursor": None if after is None else str(after)}
+        actions, after = await self._actions.search(wanted, query["limit"])
+        return {"actions": [_action(row) for row in actions], "next_cursor": None if after is None else str(after)}
 
     # Processes
 

@@ -72,8 +72,8 @@ class PageReads:
         (_, operation, handler), parameters = self._find(path)
         check_role(request.who, operation)
         given = operation.check_parameters(parameters, MultiDict(parse_qsl(query, keep_blank_values=True)))
-        found = await handler(replace(request, path=given[0], query=given[1], body=None))
-        return found.data if isinstance(found, RestReply) else found
+        result = await handler(replace(request, path=given[0], query=given[1], body=None))
+        return result.data if isinstance(result, RestReply) else result
 
     def _find(self, path: str) -> tuple[_PartReader, dict[str, str]]:
         for reader in self._readers:

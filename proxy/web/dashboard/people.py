@@ -64,20 +64,20 @@ class PeopleHandlers:
         return RestReply({"id": request.path["member_id"], "removed": True}, subject=email)
 
     async def read_invitation(self, request: SessionRequest) -> dict[str, Any]:
-        found = await self._team.read_invitation(request.body["token"], at=request.place)
-        return {"account": found["account_name"], "email": found["email"], "role": found["role"]}
+        invitation = await self._team.read_invitation(request.body["token"], at=request.place)
+        return {"account": invitation["account_name"], "email": invitation["email"], "role": invitation["role"]}
 
     async def accept(self, request: SessionRequest) -> RestReply:
         body = request.body
-        found = await self._team.accept(body["token"], password=body["password"], at=request.place)
-        return await self._signing.signed_in(request, found, "account_accept_invitation")
+        signed_in = await self._team.accept(body["token"], password=body["password"], at=request.place)
+        return await self._signing.signed_in(request, signed_in, "account_accept_invitation")
 
     async def visit(self, request: SessionRequest) -> RestReply:
         account = await self._accounts.read(request.path["id"])
         if account["disabled"]:
             raise InvalidRequest("the account is disabled: enable it first")
-        found = await self._team.visit(account["id"], request.who.id, at=request.arrival)
-        return RestReply(shown_session(found), status=201, headers=self._signing.cookie(request, found))
+        signed_in = await self._team.visit(account["id"], request.who.id, at=request.arrival)
+        return RestReply(shown_session(signed_in), status=201, headers=self._signing.cookie(request, signed_in))
 
 
 def _shown(row: MemberRow) -> Mapping[str, Any]:

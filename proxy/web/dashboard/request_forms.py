@@ -53,8 +53,8 @@ def _fields(document: Mapping[str, Any], parameters: list[Mapping[str, Any]]) ->
 
 def _sample(parameter: Mapping[str, Any], schema: Mapping[str, Any]) -> Any:
     named = [each["value"] for each in parameter.get("examples", {}).values()]
-    found = [parameter.get("example"), *named, *schema.get("examples", ()), schema.get("default")]
-    return next((each for each in found if each is not None), None)
+    examples = [parameter.get("example"), *named, *schema.get("examples", ()), schema.get("default")]
+    return next((each for each in examples if each is not None), None)
 
 
 def _body(document: Mapping[str, Any], spec: Mapping[str, Any]) -> Any:
@@ -69,7 +69,7 @@ def _resolved(document: Mapping[str, Any], node: Mapping[str, Any]) -> Mapping[s
     """The node that a reference points to, with the members beside the reference."""
     if "$ref" not in node:
         return node
-    found: Any = document
+    target: Any = document
     for name in node["$ref"].removeprefix("#/").split("/"):
-        found = found[name]
-    return {**_resolved(document, found), **{name: value for name, value in node.items() if name != "$ref"}}
+        target = target[name]
+    return {**_resolved(document, target), **{name: value for name, value in node.items() if name != "$ref"}}

@@ -164,7 +164,7 @@ class SessionEndpoints:
         """Key operations that also exist under /account: called with a key of the account that has all scopes. A request costs
         no units, but the upstream calls that it makes do, as with any key. With a key, a mirrored operation is the original
         one."""
-        found: dict[str, SessionHandler] = {}
+        mirrored: dict[str, SessionHandler] = {}
         for name, handler in handlers.items():
             if (mirror := f"account_{name}") in self._spec.operations:
 
@@ -184,10 +184,10 @@ class SessionEndpoints:
                         if units := meter.settle(least=0):
                             self._api.accounting.of_operation(key, "", name).add_units(units)
 
-                found[mirror] = call
+                mirrored[mirror] = call
         shared = {name: each for name, each in handlers.items() if self._is_mirrored_for_keys(name)}
         originals = self._with_key.wrapped(shared)
-        return self.wrapped(found, {f"account_{name}": each for name, each in originals.items()})
+        return self.wrapped(mirrored, {f"account_{name}": each for name, each in originals.items()})
 
     def _is_mirrored_for_keys(self, name: str) -> bool:
         mirror = self._spec.operations.get(f"account_{name}")
@@ -208,13 +208,13 @@ class SessionEndpoints:
             try:
                 given = await self._read(request, operation)
                 before = await self._before(changed, given)
-                found = await handler(given)
+                result = await handler(given)
                 if is_logged:
-                    await self._record(operation, given, found, changes_of(changed, before, found))
+                    await self._record(operation, given, result, changes_of(changed, before, result))
             except Fault as fault:
                 reply = self._api.refuse(fault)
             else:
-                reply = found if isinstance(found, web.StreamResponse) else await _reply(found)
+                reply = result if isinstance(result, web.StreamResponse) else await _reply(result)
             reply.headers.update(_PRIVATE)
             return reply
 
@@ -225,13 +225,13 @@ class SessionEndpoints:
         if changed is None or changed.is_created or (read := self.readers.get(changed.read.id)) is None:
             return None
         try:
-            found = await read(replace(request, query=changed.read.default_query(), body=None))
+            result = await read(replace(request, query=changed.read.default_query(), body=None))
         except Fault:
             return None
-        before: Mapping[str, Any] = data_of(found)
+        before: Mapping[str, Any] = data_of(result)
         return before
 
-    async def _record(self, operation: ApiOperation, request: SessionRequest, found: Any, changes: Changes) -> None:
+    async def _record(self, operation: ApiOperation, request: SessionRequest, result: Any, changes: Changes) -> None:
         """Record a change in the log: of the person's account, of the one in an operator's path, or of none."""
         named, who = dict(request.path), request.who
         account: str | None = None
@@ -242,9 +242,9 @@ class SessionEndpoints:
             if operation.path.startswith("/admin/accounts/{id}"):
                 account = named.pop("id")
             elif operation.id == "admin_create_account":
-                account = str(data_of(found)["id"])
+                account = str(data_of(result)["id"])
         address = request.address
-        subject = subject_of(found, named)
+        subject = subject_of(result, named)
         if operation.id in _ERASES:
             # An account that has just been deleted has no log any more, and no name: that it was deleted is all that stays.
             subject, account, changes = account or "", None, NO_CHANGES
@@ -332,6 +332,6 @@ def _bearer(request: web.Request) -> str:
     return token if scheme.lower() == "bearer" and token.startswith(sessions.ADMIN_PREFIX) else ""
 
 
-async def _reply(found: Any) -> web.Response:
-    reply = found if isinstance(found, RestReply) else RestReply(found)
+async def _reply(result: Any) -> web.Response:
+    reply = result if isinstance(result, RestReply) else RestReply(result)
     return await encoded_reply(reply.data, status=reply.status, headers=reply.headers)

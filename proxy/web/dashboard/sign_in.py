@@ -49,10 +49,10 @@ class SignInHandlers:
 
     async def by_password(self, request: SessionRequest) -> RestReply:
         body = request.body
-        found = await self._sign_in.by_password(
+        signed_in = await self._sign_in.by_password(
             body["email"], body["password"], code=body.get("code"), at=request.place
         )
-        return await self.signed_in(request, found, "account_sign_in")
+        return await self.signed_in(request, signed_in, "account_sign_in")
 
     async def ask_link(self, request: SessionRequest) -> RestReply:
         await self._sign_in.ask_link(request.body["email"], at=request.place)
@@ -60,16 +60,16 @@ class SignInHandlers:
 
     async def by_link(self, request: SessionRequest) -> RestReply:
         body = request.body
-        found = await self._sign_in.by_link(
+        signed_in = await self._sign_in.by_link(
             body["token"], password=body.get("password"), code=body.get("code"), at=request.place
         )
-        return await self.signed_in(request, found, "account_redeem_link")
+        return await self.signed_in(request, signed_in, "account_redeem_link")
 
     async def by_admin_token(self, request: SessionRequest) -> RestReply:
-        found = await self._sign_in.by_admin_token(request.body["token"], at=request.place)
-        actor = Actor("operator", found.session.name)
+        signed_in = await self._sign_in.by_admin_token(request.body["token"], at=request.place)
+        actor = Actor("operator", signed_in.session.name)
         await self._actions.record(None, actor, Action("admin_sign_in", address=request.address))
-        return self._session_reply(request, found)
+        return self._session_reply(request, signed_in)
 
     async def read(self, request: SessionRequest) -> dict[str, Any]:
         return shown_session(request.signed_in)
@@ -117,22 +117,22 @@ class SignInHandlers:
         await self._sign_in.end_other_sessions(request.signed_in)
         return {"signed_out": True}
 
-    async def signed_in(self, request: SessionRequest, found: SignedIn, action: str) -> RestReply:
+    async def signed_in(self, request: SessionRequest, signed_in: SignedIn, action: str) -> RestReply:
         """Record a sign-in, and reply with the cookies."""
         done = Action(action, address=request.address)
-        await self._actions.record(found.session.id, actor_of(found.session), done)
-        return self._session_reply(request, found)
+        await self._actions.record(signed_in.session.id, actor_of(signed_in.session), done)
+        return self._session_reply(request, signed_in)
 
-    def _session_reply(self, request: SessionRequest, found: SignedIn) -> RestReply:
-        headers = CIMultiDict(self.cookie(request, found))
-        if found.device:
-            headers.extend(set_cookie("device", found.device, secure=request.secure, lasts_s=PLACE_S))
-        return RestReply(shown_session(found), headers=headers)
+    def _session_reply(self, request: SessionRequest, signed_in: SignedIn) -> RestReply:
+        headers = CIMultiDict(self.cookie(request, signed_in))
+        if signed_in.device:
+            headers.extend(set_cookie("device", signed_in.device, secure=request.secure, lasts_s=PLACE_S))
+        return RestReply(shown_session(signed_in), headers=headers)
 
-    def cookie(self, request: SessionRequest, found: SignedIn) -> dict[str, str]:
+    def cookie(self, request: SessionRequest, signed_in: SignedIn) -> dict[str, str]:
         """The cookie of a session; without a token it is removed."""
-        kind = "admin" if found.session.is_operator else "account"
-        return set_cookie(kind, found.token, secure=request.secure, lasts_s=self._session_s)
+        kind = "admin" if signed_in.session.is_operator else "account"
+        return set_cookie(kind, signed_in.token, secure=request.secure, lasts_s=self._session_s)
 
 
 def _squares(text: str) -> list[str]:
@@ -145,11 +145,11 @@ def _shown_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": row["id"], **times, "address": row["address"], "agent": row["agent"], "current": row["is_current"]}
 
 
-def shown_session(found: SignedIn) -> dict[str, Any]:
-    session = found.session
+def shown_session(signed_in: SignedIn) -> dict[str, Any]:
+    session = signed_in.session
     times = {
         # A session by bearer token has no cookie and needs no CSRF token.
-        "csrf_token": sessions.csrf_of(found.token) if found.token else None,
+        "csrf_token": sessions.csrf_of(signed_in.token) if signed_in.token else None,
         "created_at": time_of(session.created_at),
         "expires_at": time_of(session.expires_at),
     }

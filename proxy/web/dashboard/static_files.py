@@ -63,20 +63,20 @@ FILE_HEADERS = {
 
 class StaticFiles:
     def __init__(self, root: Path = ROOT) -> None:
-        found = {
+        files = {
             path.relative_to(root).as_posix(): path.read_bytes()
             for path in sorted(root.rglob("*"))
             if path.suffix in TYPES and path.is_file()
         }
-        whole = hashlib.sha256(b"".join(name.encode() + b"\0" + data + b"\0" for name, data in found.items()))
+        whole = hashlib.sha256(b"".join(name.encode() + b"\0" + data + b"\0" for name, data in files.items()))
         self.digest = whole.hexdigest()[:16]
         prefix = f"/dashboard/{self.digest}/"
-        page = InlinedPage.of(found.pop(PAGE), {f"assets/{name}": data for name, data in found.items()})
-        modules = MODULES + orjson.dumps({"prefix": prefix, "imports": imports_of(found)})
+        page = InlinedPage.of(files.pop(PAGE), {f"assets/{name}": data for name, data in files.items()})
+        modules = MODULES + orjson.dumps({"prefix": prefix, "imports": imports_of(files)})
         html = page.html.replace(PLACEHOLDER, f'"{prefix}'.encode()).replace(MODULES, modules)
         self._page = PackedFile.of(PAGE, html)
         self._headers = HEADERS | {"Content-Security-Policy": _POLICY.format(scripts=page.scripts, styles=page.styles)}
-        self._files = {name: PackedFile.of(name, data) for name, data in found.items()}
+        self._files = {name: PackedFile.of(name, data) for name, data in files.items()}
 
     def __repr__(self) -> str:
         return f"<StaticFiles {len(self._files)} of {self.digest}>"
@@ -97,19 +97,19 @@ class StaticFiles:
         return self._page.reply(request, self._headers)
 
     async def file(self, request: web.Request) -> web.Response:
-        found = self._files.get(request.match_info["name"])
-        if found is None:
+        file = self._files.get(request.match_info["name"])
+        if file is None:
             raise web.HTTPNotFound
         is_ours = request.match_info["digest"] == self.digest
-        return found.reply(request, FILE_HEADERS, cache_control=IMMUTABLE if is_ours else "no-store")
+        return file.reply(request, FILE_HEADERS, cache_control=IMMUTABLE if is_ours else "no-store")
 
 
 def imports_of(files: Mapping[str, bytes]) -> dict[str, list[str]]:
     """The modules that each module imports when it is loaded, by their names here."""
     return {
         name: [
-            posixpath.normpath(posixpath.join(posixpath.dirname(name), found.decode()))
-            for found in _IMPORT.findall(data)
+            posixpath.normpath(posixpath.join(posixpath.dirname(name), imported.decode()))
+            for imported in _IMPORT.findall(data)
         ]
         for name, data in files.items()
         if name.endswith(".js")

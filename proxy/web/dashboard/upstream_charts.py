@@ -47,14 +47,14 @@ class UpstreamChartHandlers:
         return {"changes": [_change(row) for row in await self._history.changes()]}
 
     async def methods(self, request: SessionRequest) -> dict[str, Any]:
-        found = await self._matrix.read(_SPANS[request.query["span"]])
+        matrix = await self._matrix.read(_SPANS[request.query["span"]])
         return {
             "networks": [
                 {
                     "network": network,
                     "methods": [_row(method, row) for method, row in methods.items()],
                 }
-                for network, methods in found.items()
+                for network, methods in matrix.items()
             ]
         }
 

@@ -30,17 +30,17 @@ class CostHandlers:
         }
 
     async def read(self, request: SessionRequest) -> dict[str, Any]:
-        found = await self._costs.read(request.query["days"])
+        costs = await self._costs.read(request.query["days"])
         return {
-            "first_day": found.first.isoformat(),
-            "last_day": found.last.isoformat(),
-            "total": _spent(found.total),
-            "own": _spent(found.own),
-            "saved_usd": in_usd(found.saved),
-            "saved_by_joins_usd": in_usd(found.saved_by_joins),
-            "upstreams": [{"upstream": each["name"], **_spent(each)} for each in found.upstreams],
-            "methods": [_method(each) for each in found.methods],
-            "accounts": [_account(each) for each in found.accounts],
+            "first_day": costs.first.isoformat(),
+            "last_day": costs.last.isoformat(),
+            "total": _spent(costs.total),
+            "own": _spent(costs.own),
+            "saved_usd": in_usd(costs.saved),
+            "saved_by_joins_usd": in_usd(costs.saved_by_joins),
+            "upstreams": [{"upstream": each["name"], **_spent(each)} for each in costs.upstreams],
+            "methods": [_method(each) for each in costs.methods],
+            "accounts": [_account(each) for each in costs.accounts],
             "budgets": [_budget(each) for each in await self._costs.budgets()],
         }
 
@@ -62,8 +62,8 @@ class CostHandlers:
         return _promoted(await self._fleet.withdraw(request.path["id"], by=request.who.name))
 
 
-def _promoted(found: tuple[UpstreamHealth, float]) -> RestReply:
-    health, before = found
+def _promoted(promoted: tuple[UpstreamHealth, float]) -> RestReply:
+    health, before = promoted
     data = {"id": health.upstream_id, "label": health.label, "share": health.share}
     return RestReply(data, subject=health.label, changes=({"share": before}, {"share": health.share}))
 
