@@ -98,11 +98,11 @@ class ApiOperation:
         """Validate the parameters in the path and the query; return typed values, with defaults. The error lists all that are
         invalid."""
         errors: ParameterErrors = []
-        found = {name: parameter.read(path[name], errors) for name, parameter in self.path_parameters.items()}
+        in_path = {name: parameter.read(path[name], errors) for name, parameter in self.path_parameters.items()}
         given = self._read_query(query, errors)
         if errors:
             raise InvalidRequest.listing([*dict.fromkeys(errors)])
-        return found, given
+        return in_path, given
 
     def default_query(self) -> dict[str, Any]:
         """The values of a query without parameters, of an operation that requires none."""
@@ -185,14 +185,14 @@ class ApiOperation:
         try:
             validator.validate(data)  # `iter_errors` makes an object for each of thousands of errors
         except jsonschema_rs.ValidationError as exc:
-            found = [self._described(exc, part_of, first)]
+            errors = [self._described(exc, part_of, first)]
         except ValueError:  # the validator's depth limit is lower than the parser's
             raise InvalidRequest("the body is nested too deeply", reason="body") from None
         else:
             return
         if part_of is None and _has_few_values(data):
-            found += [self._described(error) for error in validator.iter_errors(data)]
-        raise InvalidRequest.listing([*dict.fromkeys(found)][:MOST_ERRORS])
+            errors += [self._described(error) for error in validator.iter_errors(data)]
+        raise InvalidRequest.listing([*dict.fromkeys(errors)][:MOST_ERRORS])
 
     def _described(
         self, error: jsonschema_rs.ValidationError, part_of: tuple[str | int, ...] | None = None, first: int = 0
@@ -259,12 +259,12 @@ def _mirrored(paths: Mapping[str, Any]) -> dict[str, Any]:
 
     Each copy follows its original: gzip finds repetitions only within 32 KB, and the document has 500 KB.
     """
-    found: dict[str, Any] = {}
+    all_paths: dict[str, Any] = {}
     for path, item in paths.items():
-        found[path] = item
+        all_paths[path] = item
         if not path.startswith(MIRRORED):
             continue
-        below = found[f"/account{path}"] = dict(item)
+        below = all_paths[f"/account{path}"] = dict(item)
         for method in METHODS:
             if method in item:
                 spec = dict(item[method])
@@ -274,7 +274,7 @@ def _mirrored(paths: Mapping[str, Any]) -> dict[str, Any]:
                 spec["x-permission"] = "view" if method == "get" else "manage"
                 spec["security"] = [{"AccountSession": []}, *(_WITH_KEY if "x-scope" in spec else ())]
                 below[method] = spec
-    return found
+    return all_paths
 
 
 def _operations(document: dict[str, Any]) -> Iterator[ApiOperation]:
@@ -309,12 +309,12 @@ def _operations(document: dict[str, Any]) -> Iterator[ApiOperation]:
 
 def _permission(spec: Mapping[str, Any]) -> Permission | None:
     """The permission that the operation needs. Each operation of an account must name one."""
-    found: Permission | None = spec.get("x-permission")
-    if spec.get("x-session") == "account" and found not in PERMISSIONS["owner"]:
+    permission: Permission | None = spec.get("x-permission")
+    if spec.get("x-session") == "account" and permission not in PERMISSIONS["owner"]:
         raise ValueError(
             f"{spec['operationId']}: x-permission must be one of {', '.join(sorted(PERMISSIONS['owner']))}"
         )
-    return found
+    return permission
 
 
 def _parameter(document: dict[str, Any], spec: dict[str, Any], words: ValidationMessages) -> Parameter:
@@ -375,10 +375,10 @@ def _gather(node: Any, schemas: Mapping[str, Any], named: dict[str, Any]) -> Non
 
 def _resolved(document: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
     while "$ref" in node:
-        found: Any = document
+        target: Any = document
         for step in node["$ref"].removeprefix("#/").split("/"):
-            found = found[step]
-        node = {**found, **{name: value for name, value in node.items() if name != "$ref"}}
+            target = target[step]
+        node = {**target, **{name: value for name, value in node.items() if name != "$ref"}}
     return node
 
 

@@ -80,10 +80,10 @@ class BodySizes:
     def _parts(self, schema: Mapping[str, Any]) -> Iterator[Any]:
         """The schemas that this one refers to or is combined of."""
         if "$ref" in schema:
-            found: Any = self._schemas
+            target: Any = self._schemas
             for step in schema["$ref"].removeprefix(SCHEMAS_AT).split("/"):
-                found = found[step]
-            yield found
+                target = target[step]
+            yield target
         for word in _COMBINED:
             yield from schema.get(word, ())
 

@@ -48,11 +48,11 @@ class ChangedObject:
         return {name: value for name, value in reply.items() if name in self.members}
 
 
-def _decoded(found: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def _decoded(body: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """The object, with lists that a read has encoded ahead: short ones as they were, long ones by the number of values."""
-    if found is None:
+    if body is None:
         return None
-    return {name: _decoded(value) if isinstance(value, Mapping) else _value(value) for name, value in found.items()}
+    return {name: _decoded(value) if isinstance(value, Mapping) else _value(value) for name, value in body.items()}
 
 
 def _value(value: Any) -> Any:

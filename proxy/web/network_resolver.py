@@ -73,5 +73,5 @@ class NetworkResolver:
     def _names(self, key: Key, name: str) -> list[str]:
         """The names of the networks that the key can use, in the form of the given one."""
         known = (route.network for route in self._networks.routes.values())
-        found = [network for network in known if key.may_use(network.id, is_live=network.is_live)]
-        return [network.id if "/" in name else network.word(live=key.live) for network in found]
+        usable = [network for network in known if key.may_use(network.id, is_live=network.is_live)]
+        return [network.id if "/" in name else network.word(live=key.live) for network in usable]

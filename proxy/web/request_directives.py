@@ -21,17 +21,17 @@ def directives_of(
     upstream's."""
     given = [*_given(request, in_query=in_query)]
     fresh = "no-cache" in request.headers.get("Cache-Control", "").lower()
-    found = directives.read(given, fresh=fresh)
+    wanted = directives.read(given, fresh=fresh)
     refusal = (
         directives.refusal(given, key.directives)
-        or directives.unknown_upstream(found, labels)
-        or directives.on_live_key(found, live=key.live)
+        or directives.unknown_upstream(wanted, labels)
+        or directives.on_live_key(wanted, live=key.live)
     )
     if refusal is not None:
         raise refusal
-    if key.fault is not None and (found is None or found.fault is None):
-        return replace(found or Directives(), fault=key.fault)
-    return found
+    if key.fault is not None and (wanted is None or wanted.fault is None):
+        return replace(wanted or Directives(), fault=key.fault)
+    return wanted
 
 
 def _given(request: web.Request, *, in_query: bool) -> Iterable[tuple[Directive, str]]:

@@ -67,12 +67,12 @@ def read_target(text: str) -> RequestTarget:
     key = ""
     if path.startswith("/v1/ws/"):
         path = path.removesuffix("/websocket")
-    if found := _PATH_KEY.fullmatch(path):
-        path, key = found[1] + found[3], unquote(found[2])
-    elif found := _SLASH.fullmatch(path):
-        path = found[1]
-    elif (found := _REST_KEY.fullmatch(path)) and unquote(found[2]).startswith(_KEY_STARTS):
-        path, key = found[1] + (found[3] or "/"), unquote(found[2])
+    if match := _PATH_KEY.fullmatch(path):
+        path, key = match[1] + match[3], unquote(match[2])
+    elif match := _SLASH.fullmatch(path):
+        path = match[1]
+    elif (match := _REST_KEY.fullmatch(path)) and unquote(match[2]).startswith(_KEY_STARTS):
+        path, key = match[1] + (match[3] or "/"), unquote(match[2])
     if QUERY_NAME not in unquote(query):
         return RequestTarget(path, query, key)
     parts = [part.partition("=") for part in query.split("&")]
@@ -102,8 +102,8 @@ class TargetReader:
 
     def read(self, text: str, host: str, kind: RequestKind) -> RequestTarget:
         """`text`: a path, with or without a query."""
-        if self._aliases and (found := self._native(self._aliases, text, host, kind)) is not None:
-            return found
+        if self._aliases and (native := self._native(self._aliases, text, host, kind)) is not None:
+            return native
         return read_target(text)
 
     def _native(self, aliases: UrlAliases, text: str, host: str, kind: RequestKind) -> RequestTarget | None:
@@ -115,15 +115,15 @@ class TargetReader:
             return None
         labels = host.partition(":")[0].lower().split(".")
         url = SplitUrl(labels, [unquote(each) for each in segments], parse_qsl(query, keep_blank_values=True))
-        if (found := aliases.read(url, kind)) is None:
+        if (meaning := aliases.read(url, kind)) is None:
             return None
         stem = "rpc" if kind == "call" else "ws"
-        parts = [part for part in query.split("&") if unquote_plus(part.partition("=")[0]) not in found.taken]
-        if found.path:
+        parts = [part for part in query.split("&") if unquote_plus(part.partition("=")[0]) not in meaning.taken]
+        if meaning.path:
             rest = read_target(f"/?{_with_joined_lists(parts)}")
-            return RequestTarget(found.path, rest.query, found.key, rest.query_keys)
+            return RequestTarget(meaning.path, rest.query, meaning.key, rest.query_keys)
         rest = read_target(f"/?{'&'.join(parts)}")
-        return RequestTarget(f"/v1/{stem}/{found.network}", rest.query, found.key, rest.query_keys)
+        return RequestTarget(f"/v1/{stem}/{meaning.network}", rest.query, meaning.key, rest.query_keys)
 
 
 def _with_joined_lists(parts: Sequence[str]) -> str:
@@ -131,8 +131,8 @@ def _with_joined_lists(parts: Sequence[str]) -> str:
     plain, lists = list[str](), dict[str, list[str]]()
     for part in parts:
         name, _, value = part.partition("=")
-        if found := _LIST_NAME.fullmatch(name):
-            lists.setdefault(found[1], []).append(value)
+        if match := _LIST_NAME.fullmatch(name):
+            lists.setdefault(match[1], []).append(value)
         else:
             plain.append(part)
     return "&".join((*plain, *(f"{name}={','.join(values)}" for name, values in lists.items())))

@@ -24,11 +24,11 @@ def of_spec(spec: ApiSpec, handlers: Mapping[str, Handler]) -> list[web.RouteDef
 
 def _pattern(operation: ApiOperation) -> str:
     """The path as aiohttp matches it. A parameter that is a path takes all segments that follow."""
-    found = operation.path
+    pattern = operation.path
     for name, parameter in operation.path_parameters.items():
         if parameter.has_slashes:
-            found = found.replace(f"{{{name}}}", f"{{{name}:.*}}")
-    return found
+            pattern = pattern.replace(f"{{{name}}}", f"{{{name}:.*}}")
+    return pattern
 
 
 def roots_for_keys(spec: ApiSpec) -> set[str]:

@@ -32,5 +32,5 @@ def is_moment(text: str) -> bool:
 
 
 def _parsed(text: str) -> datetime.datetime:
-    found = datetime.datetime.fromisoformat(text)
-    return (found if found.tzinfo else found.replace(tzinfo=datetime.UTC)).astimezone(datetime.UTC)
+    moment = datetime.datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).astimezone(datetime.UTC)

@@ -54,7 +54,7 @@ class ClientOperation:
     def path_with(self, write: Callable[[Member], str]) -> str:
         """The path with its parameters as an expression of the language."""
         members = {each.name: each for each in self.path_members}
-        return re.sub(r"\{(\w+)\}", lambda found: write(members[found[1]]), self.path)
+        return re.sub(r"\{(\w+)\}", lambda match: write(members[match[1]]), self.path)
 
 
 class Language(Protocol):
@@ -187,10 +187,10 @@ class ClientCode:
 
     def _resolved(self, node: Mapping[str, Any]) -> Mapping[str, Any]:
         while "$ref" in node:
-            found: Any = self.document
+            target: Any = self.document
             for step in node["$ref"].removeprefix("#/").split("/"):
-                found = found[step]
-            node = found
+                target = target[step]
+            node = target
         return node
 
 

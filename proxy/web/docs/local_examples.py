@@ -27,8 +27,8 @@ class LocalExamples:
         self._with_routes: dict[str, Network] = {}
         shown = [each for each in chains.networks() if each.id in self._served]
         for network in sorted(shown, key=_rank):
-            found = self._by_family if family_of(network).rest is None else self._with_routes
-            found.setdefault(network.family, network)
+            by_family = self._by_family if family_of(network).rest is None else self._with_routes
+            by_family.setdefault(network.family, network)
 
     def __repr__(self) -> str:
         return f"<LocalExamples {', '.join(network.id for network in self._by_family.values())}>"
