@@ -86,12 +86,12 @@ class TransferHistory:
         block, block_hash = _block_of(receipt)
 
         async def read(head: int) -> TransferPage:
-            found = None
+            transfers = None
             if 0 <= block <= head:
-                found = await self.store.of_transaction(network.id, transaction, block=block, block_hash=block_hash)
-            if found is None:
+                transfers = await self.store.of_transaction(network.id, transaction, block=block, block_hash=block_hash)
+            if transfers is None:
                 raise Unavailable(f"block {block} of the transaction is not indexed yet; try again shortly")
-            return TransferPage(found, None)
+            return TransferPage(transfers, None)
 
         return await self._page(network, read)
 
@@ -111,8 +111,10 @@ class TransferHistory:
         after = None if page.next is None else cursor_of(page.next)
         return HistoryPage(page.transfers, tokens, after, block, final, complete)
 
-    async def _tokens(self, network: Network, found: Sequence[StoredTransfer], block: int) -> Mapping[bytes, TokenInfo]:
-        contracts = sorted({each.contract for each in found if each.contract})
+    async def _tokens(
+        self, network: Network, transfers: Sequence[StoredTransfer], block: int
+    ) -> Mapping[bytes, TokenInfo]:
+        contracts = sorted({each.contract for each in transfers if each.contract})
         return await self.contracts.known(network, contracts, block) if contracts else {}
 
 
@@ -128,8 +130,8 @@ def completeness(page: HistoryPage, categories: Iterable[int]) -> dict[str, dict
     """The first and last block between which each category is complete; null if it is not kept."""
     blocks = {NAMES[each]: page.complete.get(each) for each in sorted(categories)}
     return {
-        "complete_from": {name: None if found is None else found.first for name, found in blocks.items()},
-        "complete_to": {name: None if found is None else found.last for name, found in blocks.items()},
+        "complete_from": {name: None if span is None else span.first for name, span in blocks.items()},
+        "complete_to": {name: None if span is None else span.last for name, span in blocks.items()},
     }
 
 

@@ -98,15 +98,15 @@ class AlchemyMethods:
 
     async def _transfers(self, network: Network, params: list[Any]) -> Any:
         asked = await self._asked(network, _object(params))
-        found: list[dict[str, Any]] = []
+        transfers: list[dict[str, Any]] = []
         start, page, limit = asked.start, None, asked.start.limit
-        while len(found) < limit:
+        while len(transfers) < limit:
             if page is not None:
                 await _pay_for_page()
-            start = PageStart(start.after, start.newest_first, min(PER_PAGE, limit - len(found)))
+            start = PageStart(start.after, start.newest_first, min(PER_PAGE, limit - len(transfers)))
             page = await self._page(network, asked, start)
             _require_kept(network, page, asked.wanted.categories)
-            found += [
+            transfers += [
                 _transfer(network, page, each, has_metadata=asked.has_metadata)
                 for each in page.transfers
                 if (asked.recipient is None or each.recipient == asked.recipient)
@@ -116,7 +116,7 @@ class AlchemyMethods:
                 break
             start = PageStart(position_of(page.next), start.newest_first, start.limit)
         assert page is not None
-        return {"transfers": found, **({} if page.next is None else {"pageKey": page.next})}
+        return {"transfers": transfers, **({} if page.next is None else {"pageKey": page.next})}
 
     async def _page(self, network: Network, asked: TransferRequest, start: PageStart) -> HistoryPage:
         holder = asked.sender if asked.sender is not None else asked.recipient
@@ -170,8 +170,8 @@ class AlchemyMethods:
         heads = self.calls.route(network).heads
         if text in ("finalized", "safe"):
             return max(0, heads.final)
-        found = _hex(text, name)
-        return min(found, TransferFilter(()).high)
+        number = _hex(text, name)
+        return min(number, TransferFilter(()).high)
 
     # Tokens
 
@@ -211,8 +211,8 @@ class AlchemyMethods:
     async def _metadata(self, network: Network, params: list[Any]) -> Any:
         if len(params) != 1:
             raise InvalidRequest("params: must be the address of a contract")
-        found = await self.tokens.metadata(network, _parsed(params[0], "params[0]"))
-        return {**{name: found[name] for name in ("name", "symbol", "decimals")}, "logo": found["logo_url"]}
+        metadata = await self.tokens.metadata(network, _parsed(params[0], "params[0]"))
+        return {**{name: metadata[name] for name in ("name", "symbol", "decimals")}, "logo": metadata["logo_url"]}
 
     async def _receipts(self, network: Network, params: list[Any]) -> Any:
         given = _object(params)
@@ -232,10 +232,10 @@ class AlchemyMethods:
     async def _one_by_one(self, network: Network, block: str) -> list[Any] | None:
         """The receipts of a block from upstreams that cannot return them together. Each is paid for."""
         method = "eth_getBlockByHash" if len(block) == _HASH_LENGTH else "eth_getBlockByNumber"
-        found = await self.calls.call(network, method, block, False)
-        if found is None:
+        header = await self.calls.call(network, method, block, False)
+        if header is None:
             return None
-        hashes = found.get("transactions") if isinstance(found, dict) else None
+        hashes = header.get("transactions") if isinstance(header, dict) else None
         if not isinstance(hashes, list) or not all(isinstance(each, str) for each in hashes):
             raise Unavailable(f"{network.id} does not answer {method} with a block at the moment; try again shortly")
         calls = [("eth_getTransactionReceipt", (each,)) for each in hashes]
@@ -326,10 +326,10 @@ def _categories(given: dict[str, Any]) -> tuple[int, ...]:
 
 def _count(given: dict[str, Any]) -> int:
     text = given.get("maxCount", hex(MOST))
-    found = text if isinstance(text, int) else _hex(text, "maxCount")
-    if not 1 <= found <= MOST:
+    count = text if isinstance(text, int) else _hex(text, "maxCount")
+    if not 1 <= count <= MOST:
         raise InvalidRequest(f"maxCount: must be between 0x1 and {MOST:#x}")
-    return found
+    return count
 
 
 def _hex(text: Any, name: str) -> int:
@@ -352,7 +352,7 @@ def _addresses(given: Any, name: str, most: int = MOST_CONTRACTS) -> tuple[bytes
 
 
 def _parsed(text: Any, name: str) -> bytes:
-    found = address.parse(text) if isinstance(text, str) else None
-    if found is None:
+    parsed = address.parse(text) if isinstance(text, str) else None
+    if parsed is None:
         raise InvalidRequest(f"{name}: must be an address: 0x and 40 hex digits")
-    return found
+    return parsed

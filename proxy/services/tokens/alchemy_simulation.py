@@ -48,23 +48,23 @@ class AlchemySimulation:
     async def _asset_changes(self, network: Network, params: list[Any]) -> Any:
         if not 1 <= len(params) <= 2:
             raise InvalidRequest("params: must be a transaction, and optionally a block")
-        found = await self._run(network, [_transaction(params[0], "params[0]")], params)
-        return await _changes(found, found.transactions[0])
+        simulation = await self._run(network, [_transaction(params[0], "params[0]")], params)
+        return await _changes(simulation, simulation.transactions[0])
 
     async def _bundle(self, network: Network, params: list[Any]) -> Any:
         if not 1 <= len(params) <= 2 or not isinstance(params[0], list):
             raise InvalidRequest("params: must be a list of transactions, and optionally a block")
-        found = await self._run(network, _transactions(params[0]), params)
-        return [await _changes(found, each) for each in found.transactions]
+        simulation = await self._run(network, _transactions(params[0]), params)
+        return [await _changes(simulation, each) for each in simulation.transactions]
 
     async def _execution(self, network: Network, params: list[Any]) -> Any:
         if not 1 <= len(params) <= 3:
             raise InvalidRequest("params: must be a transaction, and optionally a block and options")
         form = _format(params[2] if len(params) > 2 else None)
         asked = _transaction(params[0], "params[0]")
-        found = await self._run(network, [asked], params)
-        (done,) = found.transactions
-        calls = await self.simulations.inner_calls(network, asked, found.block)
+        simulation = await self._run(network, [asked], params)
+        (done,) = simulation.transactions
+        calls = await self.simulations.inner_calls(network, asked, simulation.block)
         if calls is None:
             return _executed([_outermost(asked, done)], done)
         return _executed(_nested(calls) if form == _NESTED else [_call(each) for _, each in calls], done)
@@ -74,8 +74,10 @@ class AlchemySimulation:
             raise InvalidRequest("params: must be a list of transactions, and optionally a block and options")
         _format(params[2] if len(params) > 2 else None)
         asked = _transactions(params[0])
-        found = await self._run(network, asked, params)
-        return [_executed([_outermost(each, done)], done) for each, done in zip(asked, found.transactions, strict=True)]
+        simulation = await self._run(network, asked, params)
+        return [
+            _executed([_outermost(each, done)], done) for each, done in zip(asked, simulation.transactions, strict=True)
+        ]
 
     async def _run(self, network: Network, asked: Sequence[Mapping[str, str]], params: list[Any]) -> Simulation:
         block = "latest" if len(params) < 2 or params[1] is None else _block(params[1])
@@ -110,10 +112,10 @@ def _format(options: Any) -> str:
     if options is None:
         return _FLAT
     trace = options.get("traceOptions", {}) if isinstance(options, dict) else None
-    found = trace.get("format", _FLAT) if isinstance(trace, dict) else None
-    if found not in (_FLAT, _NESTED):
+    form = trace.get("format", _FLAT) if isinstance(trace, dict) else None
+    if form not in (_FLAT, _NESTED):
         raise InvalidRequest('params[2]: must be {"traceOptions": {"format": "FLAT"}}, or with "NESTED"')
-    return str(found)
+    return str(form)
 
 
 def _executed(calls: list[dict[str, Any]], done: SimulatedTransaction) -> dict[str, Any]:
@@ -123,21 +125,21 @@ def _executed(calls: list[dict[str, Any]], done: SimulatedTransaction) -> dict[s
 
 def _nested(calls: Sequence[tuple[int, Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """The calls as a tree: each has those that it makes."""
-    found: list[dict[str, Any]] = []
+    outermost: list[dict[str, Any]] = []
     path: list[dict[str, Any]] = []
     for depth, each in calls:
         if depth > MOST_NESTED:
             raise InvalidRequest(f"params[2]: the calls are nested more than {MOST_NESTED} deep: use the format FLAT")
         del path[depth:]
         call = _call(each)
-        (path[-1].setdefault("calls", []) if path else found).append(call)
+        (path[-1].setdefault("calls", []) if path else outermost).append(call)
         path.append(call)
-    return found
+    return outermost
 
 
-async def _changes(found: Simulation, done: SimulatedTransaction) -> dict[str, Any]:
+async def _changes(simulation: Simulation, done: SimulatedTransaction) -> dict[str, Any]:
     def shown(each: Transfer | TokenApproval) -> dict[str, Any]:
-        return _approval(found, each) if isinstance(each, TokenApproval) else _transfer(found, each)
+        return _approval(simulation, each) if isinstance(each, TokenApproval) else _transfer(simulation, each)
 
     return {
         "changes": await in_turns(in_order(done), shown),
@@ -146,23 +148,23 @@ async def _changes(found: Simulation, done: SimulatedTransaction) -> dict[str, A
     }
 
 
-def _transfer(found: Simulation, moved: Transfer) -> dict[str, Any]:
+def _transfer(simulation: Simulation, moved: Transfer) -> dict[str, Any]:
     token = str(moved.token_id) if is_nft(moved.standard) else None
     return {
         "assetType": _ASSETS[moved.standard],
         "changeType": "TRANSFER",
         "from": "0x" + moved.sender.hex(),
         "to": "0x" + moved.recipient.hex(),
-        **_amount(found, moved.contract, moved.standard, moved.amount),
+        **_amount(simulation, moved.contract, moved.standard, moved.amount),
         "tokenId": token,
-        **_described(found, moved.contract),
+        **_described(simulation, moved.contract),
     }
 
 
-def _approval(found: Simulation, given: TokenApproval) -> dict[str, Any]:
+def _approval(simulation: Simulation, given: TokenApproval) -> dict[str, Any]:
     # Most contracts of this kind are ERC-721, if ERC-165 does not say.
-    standard = found.standard(given) or ERC721
-    amount = _amount(found, given.contract, standard, given.amount)
+    standard = simulation.standard(given) or ERC721
+    amount = _amount(simulation, given.contract, standard, given.amount)
     if is_nft(standard) and given.amount:
         # As in Alchemy's reference: of NFTs only approvals that are taken back have an amount, which is 0.
         amount |= {"rawAmount": None, "amount": None}
@@ -173,12 +175,12 @@ def _approval(found: Simulation, given: TokenApproval) -> dict[str, Any]:
         "to": "0x" + given.spender.hex(),
         **amount,
         "tokenId": None if given.token_id is None else str(given.token_id),
-        **_described(found, given.contract),
+        **_described(simulation, given.contract),
     }
 
 
-def _amount(found: Simulation, contract: bytes, standard: int, raw: int) -> dict[str, Any]:
-    decimals = 0 if is_nft(standard) else found.asset(contract).decimals
+def _amount(simulation: Simulation, contract: bytes, standard: int, raw: int) -> dict[str, Any]:
+    decimals = 0 if is_nft(standard) else simulation.asset(contract).decimals
     return {
         "rawAmount": str(raw),
         "amount": None if decimals is None else units.formatted(raw, decimals),
@@ -186,8 +188,8 @@ def _amount(found: Simulation, contract: bytes, standard: int, raw: int) -> dict
     }
 
 
-def _described(found: Simulation, contract: bytes) -> dict[str, Any]:
-    asset = found.asset(contract)
+def _described(simulation: Simulation, contract: bytes) -> dict[str, Any]:
+    asset = simulation.asset(contract)
     return {
         "contractAddress": "0x" + contract.hex() if contract else None,
         "symbol": asset.symbol,

@@ -72,8 +72,10 @@ class CollectionService:
         async def read() -> dict[str, Any]:
             return await self._read(network, contract)
 
-        found: dict[str, Any] = await self.cache.once(network.id, "collection", contract.hex(), make=read, ttl_s=KEPT_S)
-        return found
+        collection: dict[str, Any] = await self.cache.once(
+            network.id, "collection", contract.hex(), make=read, ttl_s=KEPT_S
+        )
+        return collection
 
     async def _read(self, network: Network, contract: bytes) -> dict[str, Any]:
         counted, indexed = await self.contracts.at_one_block(
@@ -108,11 +110,11 @@ class CollectionService:
 
     async def _described(self, uri: str | None) -> dict[str, Any]:
         """The collection's contract-level metadata (ERC-7572)."""
-        found = (await self.images.document(uri) if uri else None) or {}
+        document = (await self.images.document(uri) if uri else None) or {}
         return {
-            "banner_url": _image(found.get("banner_image") or found.get("banner_image_url")),
-            "image_url": _image(found.get("image") or found.get("image_url")),
-            "description": display_text.cleaned(found.get("description"), display_text.DESCRIPTION),
+            "banner_url": _image(document.get("banner_image") or document.get("banner_image_url")),
+            "image_url": _image(document.get("image") or document.get("image_url")),
+            "description": display_text.cleaned(document.get("description"), display_text.DESCRIPTION),
         }
 
     # NFTs of one owner
@@ -138,8 +140,8 @@ class CollectionService:
         if detailed:
             name += f"/{hashlib.sha256(b''.join(sorted(contracts))).hexdigest()}"
         keep_s = about_a_block(network)
-        found: dict[str, Any] = await self.cache.once(network.id, "owned", name, make=read, ttl_s=keep_s)
-        return found
+        owned: dict[str, Any] = await self.cache.once(network.id, "owned", name, make=read, ttl_s=keep_s)
+        return owned
 
     async def _items(
         self, network: Network, rows: Sequence[NftHolding], block: int, *, detailed: bool
@@ -172,8 +174,8 @@ class CollectionService:
 
 def _standard(replies: Sequence[bytes | None], counted: Collection) -> str | None:
     """By ERC-165, else by its events."""
-    found = nfts.by_erc165(replies) or counted.standard
-    return None if found is None else STANDARDS[found]
+    standard = nfts.by_erc165(replies) or counted.standard
+    return None if standard is None else STANDARDS[standard]
 
 
 def _by_behaviour(owners: Sequence[bytes | None], decimals: bytes | None) -> str | None:

@@ -53,16 +53,16 @@ class EvmTokens:
         # The block is part of the cache key, so that a cached list is never older than the index.
         name = f"{holder.hex()}@{block_name}"
         keep_s = about_a_block(network)
-        found: Balances = await self.cache.once(
+        balances: Balances = await self.cache.once(
             network.id, "balances", name, make=read, ttl_s=keep_s, read=portfolio.read_balances
         )
         # Reading a list of thousands is a step of its own.
         await next_turn()
-        return found
+        return balances
 
     async def _read_balances(self, network: Network, holder: bytes, block: int) -> dict[str, Any]:
-        found = await self.holdings.tokens_of(network.id, holder, limit=MOST_CONTRACTS + 1)
-        candidates = found[:MOST_CONTRACTS]
+        contracts = await self.holdings.tokens_of(network.id, holder, limit=MOST_CONTRACTS + 1)
+        candidates = contracts[:MOST_CONTRACTS]
         data = abi.call("balanceOf(address)", holder)
         replies = await self.multicall.read(network, [(each, data) for each in candidates], block=block)
         tokens = TokenList()
@@ -74,7 +74,7 @@ class EvmTokens:
         items = await in_turns(tokens.items(), portfolio.encoded)
         del tokens
         await next_turn()
-        return {"tokens": items, "truncated": len(found) > len(candidates)}
+        return {"tokens": items, "truncated": len(contracts) > len(candidates)}
 
     async def _described(self, network: Network, held: Mapping[bytes, int], block: int) -> list[Holding]:
         tokens = await self.contracts.known(network, [*held], block)
@@ -99,5 +99,5 @@ class EvmTokens:
             return {**portfolio.described(token, supply, known.usd, known.logo), "as_of_block": block}
 
         name, keep_s = contract.hex(), about_a_block(network)
-        found: dict[str, Any] = await self.cache.once(network.id, "metadata", name, make=read, ttl_s=keep_s)
-        return found
+        metadata: dict[str, Any] = await self.cache.once(network.id, "metadata", name, make=read, ttl_s=keep_s)
+        return metadata

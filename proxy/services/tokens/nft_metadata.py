@@ -72,12 +72,12 @@ class DescribedNft:
     metadata: Metadata = NOTHING
 
     def data(self) -> dict[str, Any]:
-        found = self.metadata
+        parsed = self.metadata
         return {
-            "name": found.name,
-            "description": found.description,
-            "image_url": found.image,
-            "traits": [{"trait_type": trait.type, "value": trait.value} for trait in found.traits],
+            "name": parsed.name,
+            "description": parsed.description,
+            "image_url": parsed.image,
+            "traits": [{"trait_type": trait.type, "value": trait.value} for trait in parsed.traits],
             "fetch_status": self.status,
         }
 
@@ -149,11 +149,11 @@ class NftMetadata:
     async def known(self, network: Network, tokens: Sequence[tuple[bytes, int]]) -> list[Mapping[str, Any] | None]:
         """The metadata of each (contract, token id), without long parts; None where it cannot be read within `LISTING_S`."""
         cached = await self._cache.get(network.id, _KIND, [_name(*token) for token in tokens])
-        found = dict(zip(tokens, cached, strict=True))
-        missing = [token for token, fields in found.items() if fields is None]
+        by_token = dict(zip(tokens, cached, strict=True))
+        missing = [token for token, fields in by_token.items() if fields is None]
         if missing:
-            found |= await self._read_in_time(network, missing)
-        return [self._listed(found[token]) for token in tokens]
+            by_token |= await self._read_in_time(network, missing)
+        return [self._listed(by_token[token]) for token in tokens]
 
     def _listed(self, fields: Mapping[str, Any] | None) -> dict[str, Any] | None:
         if fields is None:
@@ -177,11 +177,11 @@ class NftMetadata:
             for signature in ("tokenURI(uint256)", "uri(uint256)")
         ]
         replies = [abi.text(reply) for reply in await self._contracts.read(network, calls)]
-        found: dict[tuple[bytes, int], Mapping[str, Any] | None] = dict.fromkeys(tokens)
+        by_token: dict[tuple[bytes, int], Mapping[str, Any] | None] = dict.fromkeys(tokens)
 
         async def read(some: Sequence[tuple[tuple[bytes, int], str]]) -> None:
             for token, uri in some:
-                found[token] = await self._described(network, *token, uri=uri)
+                by_token[token] = await self._described(network, *token, uri=uri)
                 await next_turn()
 
         pairs = [
@@ -196,8 +196,8 @@ class NftMetadata:
                     if len(pair[1]) <= _MAX_SHOWN_URI:
                         group.create_task(read([pair]))
         except TimeoutError:
-            await self._cache_timeouts(network, [token for token, fields in found.items() if fields is None])
-        return found
+            await self._cache_timeouts(network, [token for token, fields in by_token.items() if fields is None])
+        return by_token
 
     async def _cache_timeouts(self, network: Network, tokens: Sequence[tuple[bytes, int]]) -> None:
         """Cache the timeouts, so that the next list does not wait for these documents again. A request for a single token
@@ -215,8 +215,8 @@ class NftMetadata:
         def ttl_s(members: dict[str, str] | None) -> float:
             return self._settings.retry_s if members is None else self._settings.keep_s
 
-        found: dict[str, str] | None = await self._cache.once("web", _DOCUMENT, _digest(uri), make=make, ttl_s=ttl_s)
-        return found
+        words: dict[str, str] | None = await self._cache.once("web", _DOCUMENT, _digest(uri), make=make, ttl_s=ttl_s)
+        return words
 
     async def _described(
         self, network: Network, contract: bytes, token_id: int, *, uri: str | None, refresh: bool = False
@@ -257,8 +257,8 @@ class NftMetadata:
             return DescribedNft(fetched.outcome)
         if fetched.media_type.startswith("image/"):
             return DescribedNft("ok", Metadata(image=await _off_loop(len(uri), lambda: uris.shown(uri))))
-        found = await _off_loop(len(body), lambda: metadata.read(body))
-        return DescribedNft("invalid") if found is None else DescribedNft("ok", found)
+        described = await _off_loop(len(body), lambda: metadata.read(body))
+        return DescribedNft("invalid") if described is None else DescribedNft("ok", described)
 
     async def _fetch(self, uri: str) -> tuple[Fetched, bytes]:
         most = self._settings.max_metadata_bytes

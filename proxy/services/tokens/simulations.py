@@ -102,11 +102,11 @@ class Simulations:
         cannot be simulated."""
         if family_of(network).tokens != "evm":
             raise CannotSimulate(f"transactions of {network.id} cannot be simulated", reason="network")
-        based_on, found = await self._simulate(network, transactions, await self._pinned(network, block))
+        based_on, simulated = await self._simulate(network, transactions, await self._pinned(network, block))
         # Descriptions are kept for all clients, so they are never read at an old block, where a contract may be missing.
         tip = await self.multicall.tip(network)
-        assets = await self._assets(network, found, tip)
-        return Simulation(based_on, found, assets, await self._approved(network, found, tip))
+        assets = await self._assets(network, simulated, tip)
+        return Simulation(based_on, simulated, assets, await self._approved(network, simulated, tip))
 
     async def _pinned(self, network: Network, block: str) -> str:
         """The newest block by its number, so that all calls are about the same."""
@@ -129,25 +129,25 @@ class Simulations:
                     reason="network",
                 ) from None
             raise
-        found = []
+        simulated = []
         try:
             based_on, results = asset_changes.read_result(raw, len(transactions))
             for each in results:
                 # One turn of the loop for each: it may have hundreds of logs.
                 await next_turn()
-                found.append(asset_changes.transaction_result(each))
+                simulated.append(asset_changes.transaction_result(each))
         except TooManyChanges as exc:
             raise InvalidRequest(f"the simulation is too large: {exc}") from None
         except (ValueError, TypeError) as exc:
             raise Unavailable("the upstream's result of the simulation cannot be read", reason="upstream") from exc
-        return based_on, found
+        return based_on, simulated
 
     async def _assets(
-        self, network: Network, found: Sequence[SimulatedTransaction], block: int
+        self, network: Network, simulated: Sequence[SimulatedTransaction], block: int
     ) -> dict[bytes, KnownAsset]:
         coin = network.chain.native
         assets = {_COIN: KnownAsset(None, coin.symbol, coin.decimals)}
-        contracts = _contracts(found)[:MOST_CONTRACTS]
+        contracts = _contracts(simulated)[:MOST_CONTRACTS]
         if contracts:
             tokens = await self.contracts.known(network, contracts, block)
             logos = self.prices.logos(network, [each.contract for each in tokens.values()])
@@ -155,11 +155,11 @@ class Simulations:
         return assets
 
     async def _approved(
-        self, network: Network, found: Sequence[SimulatedTransaction], block: int
+        self, network: Network, simulated: Sequence[SimulatedTransaction], block: int
     ) -> dict[bytes, int | None]:
         """The standards of contracts all of whose tokens were approved: their event does not say which one."""
-        moved = {each.contract: each.standard for done in found for each in done.transfers if is_nft(each.standard)}
-        unclear = sorted({each.contract for done in found for each in done.approvals if each.standard is None})
+        moved = {each.contract: each.standard for done in simulated for each in done.transfers if is_nft(each.standard)}
+        unclear = sorted({each.contract for done in simulated for each in done.approvals if each.standard is None})
         standards: dict[bytes, int | None] = {contract: moved.get(contract) for contract in unclear}
         asked = [contract for contract in unclear if standards[contract] is None][:MOST_CONTRACTS]
         questions = [(contract, data) for contract in asked for data in nfts.INTERFACES]
@@ -183,14 +183,14 @@ class Simulations:
         if len(raw) > asset_changes.MOST_RESULT:
             raise InvalidRequest(f"the trace is too large: it has more than {asset_changes.MOST_RESULT // 1024} KiB")
         await next_turn()
-        found, open_ = list[tuple[int, dict[str, Any]]](), [(0, orjson.loads(raw))]
+        calls, open_ = list[tuple[int, dict[str, Any]]](), [(0, orjson.loads(raw))]
         while open_:
             depth, call = open_.pop()
-            if not isinstance(call, dict) or len(found) == MOST_CALLS:
+            if not isinstance(call, dict) or len(calls) == MOST_CALLS:
                 raise InvalidRequest(f"the trace is too large: it has more than {MOST_CALLS} calls")
             open_ += [(depth + 1, each) for each in reversed(call.pop("calls", None) or ())]
-            found.append((depth, call))
-        return found
+            calls.append((depth, call))
+        return calls
 
 
 def is_unsupported(exc: RpcError) -> bool:
@@ -211,9 +211,9 @@ def in_order(done: SimulatedTransaction) -> list[Transfer | TokenApproval]:
     return sorted(changes, key=lambda each: each.log_index)
 
 
-def _contracts(found: Sequence[SimulatedTransaction]) -> list[bytes]:
+def _contracts(simulated: Sequence[SimulatedTransaction]) -> list[bytes]:
     """All contracts with changes, each once, the first ones first."""
-    changed = (each.contract for done in found for each in in_order(done))
+    changed = (each.contract for done in simulated for each in in_order(done))
     return [contract for contract in dict.fromkeys(changed) if contract]
 
 

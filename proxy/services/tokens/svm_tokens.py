@@ -74,10 +74,10 @@ class SvmTokens:
             return await self._read_balances(network, owner)
 
         name, keep_s = address.show(owner), about_a_block(network)
-        found: Balances = await self._cache.once(
+        balances: Balances = await self._cache.once(
             network.id, "balances", name, make=read, ttl_s=keep_s, read=portfolio.read_balances
         )
-        return found
+        return balances
 
     async def _read_balances(self, network: Network, owner: bytes) -> dict[str, Any]:
         calls = [
@@ -94,9 +94,9 @@ class SvmTokens:
 
         slots = []
         for result in await self._internal_calls.raw_many(network, calls):
-            found = _found(network, result)
-            slots.append(found.context.slot)
-            await in_turns(found.value, add)
+            accounts = _token_accounts(network, result)
+            slots.append(accounts.context.slot)
+            await in_turns(accounts.value, add)
         held, lists = [(mint, raw) for mint, raw in sums.items() if raw], TokenList()
         for start in range(0, len(held), PER_STEP):
             lists.add(await self._described(network, dict(held[start : start + PER_STEP])))
@@ -123,24 +123,24 @@ class SvmTokens:
             return {**portfolio.described(token, facts.supply, known.usd, known.logo), "as_of_block": slot}
 
         name, keep_s = address.show(mint), about_a_block(network)
-        found: dict[str, Any] = await self._cache.once(network.id, "metadata", name, make=read, ttl_s=keep_s)
-        return found
+        metadata: dict[str, Any] = await self._cache.once(network.id, "metadata", name, make=read, ttl_s=keep_s)
+        return metadata
 
     # Mints
 
     async def _known(self, network: Network, mints: Sequence[bytes]) -> dict[bytes, TokenInfo]:
         """The fungible tokens among the mints. A mint with a supply of one and no decimals is an NFT and is left out."""
         cached = await self._cache.get(network.id, _KIND, [address.show(mint) for mint in mints])
-        found = {mint: fields for mint, fields in zip(mints, cached, strict=True) if fields is not None}
-        missing = [mint for mint in mints if mint not in found]
+        by_mint = {mint: fields for mint, fields in zip(mints, cached, strict=True) if fields is not None}
+        missing = [mint for mint in mints if mint not in by_mint]
         if missing:
-            found |= await self._read_mints(network, missing)
-        return {mint: TokenInfo(**fields) for mint, fields in found.items() if fields}
+            by_mint |= await self._read_mints(network, missing)
+        return {mint: TokenInfo(**fields) for mint, fields in by_mint.items() if fields}
 
     async def _read_mints(self, network: Network, mints: Sequence[bytes]) -> dict[bytes, dict[str, Any]]:
         keys = [each for mint in mints for each in (mint, tokens.metadata_address(mint))]
         accounts, _ = await self._accounts(network, keys)
-        found: dict[bytes, dict[str, Any]] = {}
+        by_mint: dict[bytes, dict[str, Any]] = {}
         for index, mint in enumerate(mints):
             pair = accounts[2 * index : 2 * index + 2]
             facts = _mint_of(pair[0])
@@ -148,9 +148,9 @@ class SvmTokens:
             # empty entry.
             if facts is not None:
                 token = _token(mint, facts, pair)
-                found[mint] = {} if facts.is_nft else msgspec.to_builtins(token)
-        await self._cache.put(network.id, _KIND, {address.show(mint): v for mint, v in found.items()}, ttl_s=KEPT_S)
-        return found
+                by_mint[mint] = {} if facts.is_nft else msgspec.to_builtins(token)
+        await self._cache.put(network.id, _KIND, {address.show(mint): v for mint, v in by_mint.items()}, ttl_s=KEPT_S)
+        return by_mint
 
     async def _accounts(self, network: Network, keys: Sequence[bytes]) -> tuple[list[SvmTokenAccount | None], int]:
         """The accounts in the order of `keys`, and the slot at which they were read."""
@@ -171,7 +171,7 @@ class SvmTokens:
         return results
 
 
-def _found(network: Network, result: bytes | RpcError) -> _TokenAccounts:
+def _token_accounts(network: Network, result: bytes | RpcError) -> _TokenAccounts:
     if isinstance(result, RpcError):
         raise _unreadable(network)
     if len(result) > MOST_BYTES:

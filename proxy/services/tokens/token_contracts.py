@@ -64,8 +64,8 @@ class TokenContracts:
         """The newest block that the index and the chain both have. Raises without an index: an empty list would be wrong."""
 
         async def look() -> tuple[int, str]:
-            found = await self.indexed(network)
-            return found.block, found.hash.hex()
+            index_block = await self.indexed(network)
+            return index_block.block, index_block.hash.hex()
 
         indexed, name = await self._recent.once(network.id, "index", "", make=look, ttl_s=INDEX_S)
         tip = await self._multicall.tip(network)
@@ -81,19 +81,19 @@ class TokenContracts:
         catching up, or on a chain faster than a large count, it may move every time. Then the block is the one before the last
         read.
         """
-        before, found = await self.indexed(network), await read()
+        before, answer = await self.indexed(network), await read()
         for _ in range(TRIES):
             after = await self.indexed(network)
             if after == before:
                 break
-            before, found = after, await read()
-        return found, before.block
+            before, answer = after, await read()
+        return answer, before.block
 
     async def indexed(self, network: Network) -> IndexBlock:
         """The block that the index has reached. Raises without an index."""
-        found = await self._holdings.as_of(network.id)
-        if found is not None:
-            return found
+        block = await self._holdings.as_of(network.id)
+        if block is not None:
+            return block
         if self._follows(network.id):
             raise Unavailable(f"the network {network.id} is not indexed yet; try again shortly")
         raise NotFound(f"there is no index of holdings for {network.id}: the network is not configured to be followed")
@@ -101,17 +101,17 @@ class TokenContracts:
     async def known(self, network: Network, contracts: Sequence[bytes], block: int) -> dict[bytes, TokenInfo]:
         """Name, symbol and decimals of each contract, from the cache; one batched read for those that are missing."""
         cached = await self._cache.get(network.id, _KIND, [contract.hex() for contract in contracts], read=_read_token)
-        found = {contract: token for contract, token in zip(contracts, cached, strict=True) if token is not None}
-        missing = [contract for contract in contracts if contract not in found]
+        tokens = {contract: token for contract, token in zip(contracts, cached, strict=True) if token is not None}
+        missing = [contract for contract in contracts if contract not in tokens]
         if not missing:
-            return found
+            return tokens
         calls = [(contract, data) for contract in missing for data in (NAME, SYMBOL, DECIMALS)]
         read = await self._multicall.read(network, calls, block=block)
         await next_turn()
         new = {contract: token_of(contract, *read[3 * n : 3 * n + 3]) for n, contract in enumerate(missing)}
         await next_turn()
         await self._store(network, new)
-        return found | new
+        return tokens | new
 
     async def _store(self, network: Network, new: dict[bytes, TokenInfo]) -> None:
         for ttl_s, is_complete in ((KEPT_S, True), (KEPT_UNKNOWN_S, False)):

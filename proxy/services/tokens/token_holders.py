@@ -40,8 +40,8 @@ class TokenHolders:
         async def read() -> dict[str, Any]:
             return await self._read(network, contract)
 
-        found = await self.cache.once(network.id, "holders", contract.hex(), make=read, ttl_s=KEPT_S)
-        return {**found, "holders": found["holders"][page.offset : page.offset + page.limit]}
+        ranking = await self.cache.once(network.id, "holders", contract.hex(), make=read, ttl_s=KEPT_S)
+        return {**ranking, "holders": ranking["holders"][page.offset : page.offset + page.limit]}
 
     async def _read(self, network: Network, contract: bytes) -> dict[str, Any]:
         rows, is_fungible = await self.holdings.holder_rows(network.id, contract, most=MOST_ROWS + 1)

@@ -70,8 +70,8 @@ class AnkrNetworks:
     def named(self, names: Sequence[str], key: Key) -> list[Network]:
         """The networks of these names, each once."""
         by_name = {name: network for network, name in self.names.items()}
-        found = [self._named(name, by_name.get(name, name), key) for name in names]
-        return [*{network.id: network for network in found}.values()]
+        networks = [self._named(name, by_name.get(name, name), key) for name in names]
+        return [*{network.id: network for network in networks}.values()]
 
     def _named(self, name: str, ours: str, key: Key) -> Network:
         word, _, rest = ours.partition("/")
@@ -132,8 +132,8 @@ class WalletBalances:
         holder = _address(given, "wallet")
         contracts = _contracts(given.get("contracts"))
         page, size = _whole(given, "page", 1, LAST_PAGE), _whole(given, "perPage", PER_PAGE, MOST_PER_PAGE)
-        found = (await self.tokens.balances(network, holder))["tokens"]
-        listed = await _of_contracts(found, contracts) if contracts else found
+        tokens = (await self.tokens.balances(network, holder))["tokens"]
+        listed = await _of_contracts(tokens, contracts) if contracts else tokens
         part = [orjson.loads(bytes(each)) for each in listed[(page - 1) * size : page * size]]
         return {
             "address": "0x" + holder.hex(),
@@ -199,12 +199,12 @@ class WalletBalances:
         return [_Asset(network, orjson.dumps(item), worth, is_known=True)]
 
     async def _listed(self, network: Network, holder: bytes, *, only_known: bool) -> list[_Asset]:
-        tokens, found = (await self.tokens.balances(network, holder))["tokens"], list[_Asset]()
+        tokens, assets = (await self.tokens.balances(network, holder))["tokens"], list[_Asset]()
         for start in range(0, len(tokens), PER_STEP):
             part = [_rated(network, bytes(each)) for each in tokens[start : start + PER_STEP]]
-            found += [each for each in part if each.is_known] if only_known else part
+            assets += [each for each in part if each.is_known] if only_known else part
             await next_turn()
-        return found
+        return assets
 
     async def _ankr_assets(self, assets: Sequence[_Asset], holder: bytes) -> list[dict[str, Any]]:
         """The assets of a page, with their prices."""
@@ -214,8 +214,8 @@ class WalletBalances:
             contracts[each.network.id] += [item["contract"]] if item["contract"] else []
         prices: dict[tuple[str, str], Decimal | None] = {}
         for network in {each.network.id: each.network for each in assets}.values():
-            found = await self.tokens.prices.known(network, contracts[network.id])
-            prices |= {(network.id, contract): known.usd for contract, known in found.items()}
+            described = await self.tokens.prices.known(network, contracts[network.id])
+            prices |= {(network.id, contract): known.usd for contract, known in described.items()}
             prices[network.id, ""] = await self.tokens.prices.coin(network)
 
         def shown(pair: tuple[_Asset, Mapping[str, Any]]) -> dict[str, Any]:
@@ -271,12 +271,12 @@ def _ankr_asset(asset: _Asset, item: Mapping[str, Any], price: Decimal | None) -
 
 async def _of_contracts(tokens: Sequence[msgspec.Raw], contracts: frozenset[str]) -> list[msgspec.Raw]:
     """Those tokens of a list, which may be long, that have one of the contracts."""
-    found = []
+    matching = []
     for start in range(0, len(tokens), PER_STEP):
         part = tokens[start : start + PER_STEP]
-        found += [each for each in part if orjson.loads(bytes(each))["contract"].lower() in contracts]
+        matching += [each for each in part if orjson.loads(bytes(each))["contract"].lower() in contracts]
         await next_turn()
-    return found
+    return matching
 
 
 def _quicknode_token(token: Mapping[str, Any]) -> dict[str, Any]:
@@ -323,10 +323,10 @@ def _ankr_request(params: list[Any]) -> AnkrRequest:
 
 
 def _flag(given: Mapping[str, Any], name: str) -> bool:
-    found = given.get(name)
-    if found is not None and not isinstance(found, bool):
+    flag = given.get(name)
+    if flag is not None and not isinstance(flag, bool):
         raise InvalidRequest(f"{name}: must be true or false")
-    return bool(found)
+    return bool(flag)
 
 
 def _names(given: Any) -> list[str] | None:
@@ -356,10 +356,10 @@ def _object(params: list[Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 def _address(given: Mapping[str, Any], name: str) -> bytes:
     text = given.get(name)
-    found = address.parse(text) if isinstance(text, str) else None
-    if found is None:
+    parsed = address.parse(text) if isinstance(text, str) else None
+    if parsed is None:
         raise InvalidRequest(f"{name}: must be an address: 0x and 40 hex digits")
-    return found
+    return parsed
 
 
 def _contracts(given: Any) -> frozenset[str]:
@@ -371,9 +371,9 @@ def _contracts(given: Any) -> frozenset[str]:
 
 
 def _whole(given: Mapping[str, Any], name: str, usual: int, most: int) -> int:
-    found = given.get(name)
-    if found is None:
+    number = given.get(name)
+    if number is None:
         return usual
-    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= most:
+    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most:
         raise InvalidRequest(f"{name}: must be a number between 1 and {most}")
-    return found
+    return number
