@@ -83,26 +83,26 @@ class AlertSettingsService:
 
     async def test(self, account: str) -> AlertSettings:
         """Send a test alert to the mail address and the webhook. Returns the settings."""
-        found = await self._store.settings(account)
-        if not (found.by_mail and self.sends_mail) and found.status != "active":
+        settings = await self._store.settings(account)
+        if not (settings.by_mail and self.sends_mail) and settings.status != "active":
             raise InvalidRequest(
                 "alerts have no address: fill in Webhook URL (webhook_url) and save, also if the webhook is paused, or turn "
                 "mails on"
             )
         if not await self._store.raise_test(account, secrets.token_hex(8), most=MOST_TESTS):
             raise RateLimited(f"only {MOST_TESTS} test alerts can be sent in an hour", retry_after_s=3600)
-        return found
+        return settings
 
     async def _set_webhook(self, account: str, target: _Target) -> str:
         """Returns the signing secret of a new webhook."""
         if target.url is not None:
             self._check_url(target.url)
-        found = await self._webhooks.for_alerts(account)
-        if found is not None and (target.url is None or target.is_another):
-            await self._webhooks.move(found, "delete")
-            found = None
-        if found is not None:
-            await self._webhooks.update(found, url=target.url, cause=None if found.status == "active" else "resume")
+        webhook = await self._webhooks.for_alerts(account)
+        if webhook is not None and (target.url is None or target.is_another):
+            await self._webhooks.move(webhook, "delete")
+            webhook = None
+        if webhook is not None:
+            await self._webhooks.update(webhook, url=target.url, cause=None if webhook.status == "active" else "resume")
             return ""
         return "" if target.url is None else await self._create(account, target.url, target)
 

@@ -26,14 +26,14 @@ class InclusionSink:
             for network in chains.networks()
         }
 
-    async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
-        events = self.events_of(network.id, found)
+    async def write(self, connection: DatabaseConnection, network: Followed, facts: Sequence[BlockFacts]) -> None:
+        events = self.events_of(network.id, facts)
         if events:
             await store_room.mark_included(connection, network.id, events)
 
-    def events_of(self, network: str, found: Sequence[BlockFacts]) -> list[IncludedOperation]:
+    def events_of(self, network: str, facts: Sequence[BlockFacts]) -> list[IncludedOperation]:
         trusted = self._entry_points.get(network, frozenset())
-        events = (operations.included(log) for piece in found for log in piece.logs)
+        events = (operations.included(log) for piece in facts for log in piece.logs)
         return [event for event in events if event is not None and event.position.contract in trusted]
 
     async def undo(

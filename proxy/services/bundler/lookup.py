@@ -73,11 +73,11 @@ class OperationLookup:
         if name is None:
             return False
 
-        def deliver(found: bytes | Fault) -> None:
-            if isinstance(found, Fault):
-                dispatcher.complete_with_fault(flight, found)
+        def deliver(result: bytes | Fault) -> None:
+            if isinstance(result, Fault):
+                dispatcher.complete_with_fault(flight, result)
             else:
-                dispatcher.complete(flight, found)
+                dispatcher.complete(flight, result)
 
         self._searches.start(dispatcher, flight, lambda: self._search(dispatcher, flight, name), deliver)
         return True

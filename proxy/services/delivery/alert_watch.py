@@ -73,20 +73,20 @@ class AlertWatch:
         account = row["account_id"]
         try:
             with self._bad.skipped(account=account):
-                if found := self._found(row, day):
-                    await self._store.raise_all(account, found)
+                if raised := self._alerts_of(row, day):
+                    await self._store.raise_all(account, raised)
         except asyncpg.PostgresError as exc:
             log.error("cannot raise alerts", extra={"account": account, "reason": str(exc)})
 
-    def _found(self, row: Mapping[str, Any], day: datetime.date) -> list[Alert]:
+    def _alerts_of(self, row: Mapping[str, Any], day: datetime.date) -> list[Alert]:
         limit = self._day_limit(row)
         # Refused requests are counted too, but not leased from the quota.
         used = min(row["counted"], row["leased"])
-        found = alerts.of_day(used, limit, day)
-        found += alerts.of_errors(row["failed"], row["recent"], row["error_percent"], day)
+        raised = alerts.of_day(used, limit, day)
+        raised += alerts.of_errors(row["failed"], row["recent"], row["error_percent"], day)
         for budget in row["budgets"]:
-            found += alerts.of_budget(budget, day)
-        return [each for each in found if each.kind in row["kinds"]]
+            raised += alerts.of_budget(budget, day)
+        return [each for each in raised if each.kind in row["kinds"]]
 
     def _day_limit(self, row: Mapping[str, Any]) -> int:
         plan = self._plans.get(row["plan"], self._plans["free"])

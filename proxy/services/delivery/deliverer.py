@@ -265,11 +265,11 @@ class Deliverer:
         return with_routing_key(claimed.body, self._vault.open(claimed.webhook_id, claimed.secret).decode())
 
     def _secret(self, webhook_id: str, sealed: bytes) -> str:
-        found = self._secrets.get((webhook_id, sealed))
-        if found is None:
-            found = signatures.secret_of(self._vault.open(webhook_id, sealed))
-            self._secrets[webhook_id, sealed] = found
-        return found
+        secret = self._secrets.get((webhook_id, sealed))
+        if secret is None:
+            secret = signatures.secret_of(self._vault.open(webhook_id, sealed))
+            self._secrets[webhook_id, sealed] = secret
+        return secret
 
     # Results
 

@@ -59,10 +59,10 @@ class DeliveryHistory:
 
     async def read(self, webhook: Webhook, event_id: str) -> Delivery:
         """One delivery with its body, and its attempts with what was sent and received."""
-        found = await self._store.read(webhook.id, event_id)
-        if found is None:
+        delivery = await self._store.read(webhook.id, event_id)
+        if delivery is None:
             raise NotFound("this webhook has no delivery of this event")
-        return found
+        return delivery
 
     async def health(self, webhooks: Sequence[Webhook]) -> dict[str, WebhookHealth]:
         """The last attempts of each webhook, by its id."""

@@ -162,15 +162,15 @@ def _gone(about: Mapping[str, Any]) -> tuple[str, tuple[str, str]]:
 
 def alerts_raised(mail: QueuedMail, dashboard_url: str) -> OutgoingMail:
     """Alerts of an account that were raised at the same time, each with its figures and a link."""
-    found, more = mail.about["alerts"], mail.about["more"]
-    titles = [alerts.title_of(each["kind"], each["threshold"], each["subject"], each["about"]) for each in found]
+    raised, more = mail.about["alerts"], mail.about["more"]
+    titles = [alerts.title_of(each["kind"], each["threshold"], each["subject"], each["about"]) for each in raised]
     facts: list[tuple[str, Any]] = []
-    for title, each in zip(titles, found, strict=True):
-        facts += [("Alert", title)] if len(found) > 1 else []
+    for title, each in zip(titles, raised, strict=True):
+        facts += [("Alert", title)] if len(raised) > 1 else []
         facts += alerts.facts_of(each["kind"], each["about"]).items()
         link = page_link(dashboard_url, alerts.page_of(each["kind"], each["subject"]))
         facts += [("See", link)] if link else []
-    others = len(found) + more - 1
+    others = len(raised) + more - 1
     opening = [f"Hello {mail.name},", "These alerts of your account were raised:" if others else f"{titles[0]}."]
     closing = [f"There are {more} more."] if more else []
     closing += ["You can choose which alerts you get in the dashboard, under Alerts.", "Penstock"]

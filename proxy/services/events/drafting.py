@@ -68,11 +68,11 @@ class EventDrafter:
             iso_of_unix(time),
         )
         at = now()
-        found = []
+        drafted = []
         for match in matches:
             with self._bad.skipped(webhook=match.watcher.id):
-                found.append(self._event(match, context, block_hash, header, at))
-        return found
+                drafted.append(self._event(match, context, block_hash, header, at))
+        return drafted
 
     def _event(
         self, match: Match, context: EventContext, block_hash: bytes | None, header: Header | None, at: str
@@ -157,14 +157,14 @@ class EventDrafter:
     def corrections(self, withdrawn: Iterable[WithdrawnEvent]) -> list[NewEvent]:
         """Draft the events that correct those of removed blocks."""
         at = now()
-        found = []
+        drafted = []
         for event in withdrawn:
             with self._bad.skipped(event=event.id):
                 kind, data = webhook_bodies.correction_of(event.body)
                 name = webhook_bodies.event_id(event.webhook, kind, event.id)
                 body = webhook_bodies.body_of(name, kind, event.webhook, chain=self.chain, at=at, data=data)
-                found.append(NewEvent(id=name, webhook=event.webhook, type=kind, body=body, takes_back=event.id))
-        return found
+                drafted.append(NewEvent(id=name, webhook=event.webhook, type=kind, body=body, takes_back=event.id))
+        return drafted
 
 
 def _within(new: Sequence[NewEvent], days: Mapping[str, EventDay]) -> tuple[list[NewEvent], Counter[str]]:

@@ -119,7 +119,7 @@ class EventEnricher:
             self.start_over()
         limit = BATCH if self._nfts is None else NFT_BATCH
         async with self._pool.connection(within_s=PATIENT_S) as connection:
-            found = await store.list_incomplete(
+            events = await store.list_incomplete(
                 connection,
                 self._network.id,
                 metadata=self._nfts is not None,
@@ -127,41 +127,41 @@ class EventEnricher:
                 limit=limit,
                 account=self._account,
             )
-        if found:
-            for event in await self._bad.write([e for e in found if e.id not in self._set_aside], self._complete):
+        if events:
+            for event in await self._bad.write([e for e in events if e.id not in self._set_aside], self._complete):
                 self._set_aside[event.id] = True
-            self._cursor = found[-1].place
-        if len(found) == limit:
+            self._cursor = events[-1].place
+        if len(events) == limit:
             return True
         if self._next_pass_at is None:
             self._next_pass_at = time.monotonic() + (RETRY_S if self._has_skipped else 0.0)
         return False
 
-    async def _complete(self, found: Sequence[IncompleteEvent]) -> None:
+    async def _complete(self, events: Sequence[IncompleteEvent]) -> None:
         try:
-            done, dropped = await self._completed(found)
+            done, dropped = await self._completed(events)
         except RpcError as exc:
             raise Unavailable("no upstream returned the data that events lack") from exc
         async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
             await connection.fetchval(sql.webhooks.version_of, self._network.id)
             await store.complete(connection, done, dropped=dropped)
         self.completed += len(done) + len(dropped)
-        self._has_skipped = self._has_skipped or len(done) + len(dropped) < len(found)
+        self._has_skipped = self._has_skipped or len(done) + len(dropped) < len(events)
 
     def start_over(self) -> None:
         """Begin a new pass at the oldest event."""
         self._cursor, self._has_skipped, self._next_pass_at = store.FIRST, False, None
 
     async def _completed(
-        self, found: Sequence[IncompleteEvent]
+        self, events: Sequence[IncompleteEvent]
     ) -> tuple[list[tuple[IncompleteEvent, bytes]], list[str]]:
         """Return events with their completed bodies, and the events to drop. Events in neither are retried."""
-        receipts = await self._receipts(found)
-        tokens = await self._token_names(found)
-        metadata = await self._metadata(found)
+        receipts = await self._receipts(events)
+        tokens = await self._token_names(events)
+        metadata = await self._metadata(events)
         done: list[tuple[IncompleteEvent, bytes]] = []
         dropped: list[str] = []
-        for event in found:
+        for event in events:
             lacks = event.lacks
             receipt = receipts.get(lacks.get("transaction", ""))
             if "transaction" in lacks and not _is_from_block(receipt, event):
@@ -180,8 +180,8 @@ class EventEnricher:
                 done.append((event, webhook_bodies.with_data(event.body, data)))
         return done, dropped
 
-    async def _receipts(self, found: Sequence[IncompleteEvent]) -> dict[str, Mapping[str, Any]]:
-        hashes = [*dict.fromkeys(event.lacks["transaction"] for event in found if "transaction" in event.lacks)]
+    async def _receipts(self, events: Sequence[IncompleteEvent]) -> dict[str, Mapping[str, Any]]:
+        hashes = [*dict.fromkeys(event.lacks["transaction"] for event in events if "transaction" in event.lacks)]
         if not hashes:
             return {}
         # Not from the cache: a receipt of another fork would stay there until the next block.
@@ -189,14 +189,14 @@ class EventEnricher:
         results = await self._internal_calls.call_many(self._network, calls, fresh=True)
         return {name: receipt for name, receipt in zip(hashes, results, strict=True) if isinstance(receipt, Mapping)}
 
-    async def _token_names(self, found: Sequence[IncompleteEvent]) -> dict[str, EventToken]:
+    async def _token_names(self, events: Sequence[IncompleteEvent]) -> dict[str, EventToken]:
         """Tokens by contract as written in `lacks`, including those without symbol and decimals."""
-        addresses = [*dict.fromkeys(event.lacks["token"] for event in found if "token" in event.lacks)]
+        addresses = [*dict.fromkeys(event.lacks["token"] for event in events if "token" in event.lacks)]
         if not addresses:
             return {}
         contracts = [bytes.fromhex(each[2:]) for each in addresses]
         # At the events' block or later: a contract may be as new as they are.
-        block = max(self._internal_calls.route(self._network).heads.tip, *(event.block or 0 for event in found))
+        block = max(self._internal_calls.route(self._network).heads.tip, *(event.block or 0 for event in events))
         known = await self._tokens.known(self._network, contracts, block)
         named = {}
         for text, contract in zip(addresses, contracts, strict=True):
@@ -204,11 +204,11 @@ class EventEnricher:
             self._drafter.tokens[contract] = named[text]
         return named
 
-    async def _metadata(self, found: Sequence[IncompleteEvent]) -> dict[str, Mapping[str, Any]]:
+    async def _metadata(self, events: Sequence[IncompleteEvent]) -> dict[str, Mapping[str, Any]]:
         """NFT metadata by event."""
         if self._nfts is None:
             return {}
-        lacking = [event for event in found if "nft" in event.lacks]
+        lacking = [event for event in events if "nft" in event.lacks]
         read = await asyncio.gather(*(self._nft_metadata(*event.lacks["nft"]) for event in lacking))
         return {event.id: each for event, each in zip(lacking, read, strict=True) if each is not None}
 
@@ -265,8 +265,8 @@ class MetadataLanes:
             accounts = await store.list_lacking_metadata(
                 connection, self._network.id, but=[*self._running], limit=MOST_LANES - len(self._running)
             )
-        found = {*accounts, *self._running}
-        self._lanes = {account: self._lanes.get(account) or self._make(account) for account in found}
+        current = {*accounts, *self._running}
+        self._lanes = {account: self._lanes.get(account) or self._make(account) for account in current}
         for account in accounts:
             self._running.add(account)
             group.create_task(self._lane(account, is_leader))

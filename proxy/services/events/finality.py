@@ -88,14 +88,14 @@ class FinalityGate:
     async def _block(self, tag: FinalityTag, head: int) -> int:
         """The number of the last block with this tag."""
         try:
-            found = await self._internal_calls.raw(self._network, "eth_getBlockByNumber", tag, False, fresh=True)
+            header = await self._internal_calls.raw(self._network, "eth_getBlockByNumber", tag, False, fresh=True)
         except RpcError as exc:
             if upstream_errors.classify(exc.error).blame:
                 raise Unavailable(f"no upstream returned the {tag} block") from exc
-            found = jsonrpc.NULL
-        if found == jsonrpc.NULL:
+            header = jsonrpc.NULL
+        if header == jsonrpc.NULL:
             return head - self._depth(tag)
-        number = head_reader.read_number(found)
+        number = head_reader.read_number(header)
         if number is None:
             raise Unavailable(f"the {tag} block that an upstream returned has no valid number")
         return number

@@ -101,26 +101,26 @@ class MempoolWatcher:
     async def _changes(self) -> list[str]:
         """The new transactions. A filter is given up if the upstream does not have it, or fails several times."""
         try:
-            found = [each for each in await self._filters.changes(self._filter) if _is_hash(each)]
+            hashes = [each for each in await self._filters.changes(self._filter) if _is_hash(each)]
         except (Fault, RpcError, ValueError) as exc:
             self._failures += 1
             if self._failures >= TRIES or not isinstance(exc, Fault):
                 self._filter = ""
             raise
         self._failures = 0
-        return found
+        return hashes
 
     async def _handle(self, hashes: Sequence[str]) -> None:
         """Create the events of these transactions. Those for which the upstream returns errors are given up in the end."""
         try:
-            found = await self._read(hashes)
+            transactions = await self._read(hashes)
         except (RpcError, ValueError):
             self._errors += 1
             if self._errors < TRIES:
                 raise
             log.warning("pending transactions could not be read", extra={"network": self._network.id})
             return
-        await self._bad.write(found, self._write)
+        await self._bad.write(transactions, self._write)
 
     async def _stop(self) -> None:
         self._filter = ""

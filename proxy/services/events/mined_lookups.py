@@ -78,10 +78,10 @@ class MinedLookups:
         left = 0
         while True:
             async with self._pool.connection(within_s=PATIENT_S) as connection:
-                found = await store.lookups(connection, self._network.id, limit=BATCH, offset=left)
-            new = [each for each in found if self._is_due(each)]
-            left += len(found) - (await self._end(new) if new else 0)
-            if len(found) < BATCH:
+                lookups = await store.lookups(connection, self._network.id, limit=BATCH, offset=left)
+            new = [each for each in lookups if self._is_due(each)]
+            left += len(lookups) - (await self._end(new) if new else 0)
+            if len(lookups) < BATCH:
                 return not left
             await asyncio.sleep(PAUSE_S if new else 0)
 
@@ -93,15 +93,15 @@ class MinedLookups:
         self._asked_at[name] = lookup.age_s
         return True
 
-    async def _end(self, found: Sequence[MinedLookup]) -> int:
+    async def _end(self, lookups: Sequence[MinedLookup]) -> int:
         """Write the events of a batch, and return how many of its lookups have ended."""
-        calls = [("eth_getTransactionByHash", [each.transaction]) for each in found]
+        calls = [("eth_getTransactionByHash", [each.transaction]) for each in lookups]
         results = await self._internal_calls.call_many(self._network, calls, fresh=True)
         ended = []
         async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
             await self._watch.hold(connection)
             # By account, because the accounts' counts are locked in this order.
-            for each, result in sorted(zip(found, results, strict=True), key=lambda pair: self._account_of(pair[0])):
+            for each, result in sorted(zip(lookups, results, strict=True), key=lambda pair: self._account_of(pair[0])):
                 if await self._ends(connection, each, result):
                     ended.append(each)
             await store.end_lookups(connection, ended)

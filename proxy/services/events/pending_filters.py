@@ -31,8 +31,8 @@ class PendingFilters:
     async def changes(self, name: str) -> list[Any]:
         """Return the hashes of the transactions since the last call. Raises RpcError if the filter has expired."""
         own_name = name.partition(" ")[2]
-        found = orjson.loads(await self._call(name, "eth_getFilterChanges", own_name))
-        return found if isinstance(found, list) else []
+        hashes = orjson.loads(await self._call(name, "eth_getFilterChanges", own_name))
+        return hashes if isinstance(hashes, list) else []
 
     async def transactions(self, name: str, hashes: Sequence[str]) -> list[bytes]:
         """Return the JSON of each transaction, as the filter's upstream has it: others may not know it yet. Gone

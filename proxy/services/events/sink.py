@@ -57,23 +57,23 @@ class EventSink:
 
     # Writing
 
-    async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
+    async def write(self, connection: DatabaseConnection, network: Followed, facts: Sequence[BlockFacts]) -> None:
         await self._watch.hold(connection)
         if not self.blocks:
-            await store.release(connection, network.id, found[-1].last)
+            await store.release(connection, network.id, facts[-1].last)
             return
-        self._check(found)
+        self._check(facts)
         new: list[NewEvent] = []
-        for piece in found:
+        for piece in facts:
             new += self._events(piece)
         await self._drafter.add(connection, new)
         if self._watch.index.has("internal"):
-            await trace_jobs.add(connection, network.id, [(piece.last, piece.hash) for piece in found])
-        await store.release(connection, network.id, found[-1].last)
+            await trace_jobs.add(connection, network.id, [(piece.last, piece.hash) for piece in facts])
+        await store.release(connection, network.id, facts[-1].last)
 
-    def _check(self, found: Sequence[BlockFacts]) -> None:
+    def _check(self, facts: Sequence[BlockFacts]) -> None:
         """Raise StaleRead if the blocks were read with less data than the webhooks need now."""
-        for piece in found:
+        for piece in facts:
             header = piece.header
             if header is None or (self.topics is None and not piece.has_all_logs):
                 raise StaleRead

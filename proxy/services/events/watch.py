@@ -145,7 +145,7 @@ class WebhookWatch:
 
 
 def _grouped(pairs: Iterable[tuple[int, bytes]]) -> dict[int, list[bytes]]:
-    found: defaultdict[int, list[bytes]] = defaultdict(list)
+    groups: defaultdict[int, list[bytes]] = defaultdict(list)
     for number, address in pairs:
-        found[number].append(address)
-    return found
+        groups[number].append(address)
+    return groups

@@ -109,10 +109,10 @@ class Backtest:
         if (meter := meter_of_task.get()) is not None:
             meter.pay_for_hits()
         try:
-            found = await self._run(network, event_type, config, first=first, last=last)
+            report = await self._run(network, event_type, config, first=first, last=last)
             if meter is not None:
                 await meter.pay(0)  # Pay the remaining debt: nothing is held any more.
-            return found
+            return report
         finally:
             self._running[client] -= 1
             if not self._running[client]:
@@ -195,7 +195,7 @@ class Backtest:
     ) -> AsyncIterator[int]:
         """The number of events in each block."""
         raw_logs = await self._logs(network, index, first, last)
-        found: list[tuple[int, list[str]]] = []
+        counts: list[tuple[int, list[str]]] = []
         # Decoded logs are larger than their JSON.
         with self._held(LOG_GROWTH * len(raw_logs)):
             logs = await self._by_block(network, raw_logs)
@@ -206,8 +206,8 @@ class Backtest:
                 with self._held(sum(map(len, blocks))):
                     for number, block in zip(numbers, blocks, strict=True):
                         pieces = self._pieces(network, index, block, logs.pop(number, {}))
-                        found.append(await self._count(index, pieces, receipts))
-        for count, uncertain in found:
+                        counts.append(await self._count(index, pieces, receipts))
+        for count, uncertain in counts:
             yield count - await self._failed(network, uncertain)
 
     async def _count(
@@ -216,9 +216,9 @@ class Backtest:
         """The number of events in the pieces of a block, and the transactions of those that do not count if these failed."""
         count, uncertain = 0, list[str]()
         async for piece in pieces:
-            found = matching.matched(index.tables, piece)
-            count += len(found)
-            names = _uncertain(found)
+            matches = matching.matched(index.tables, piece)
+            count += len(matches)
+            names = _uncertain(matches)
             receipts.add(len(names))
             uncertain += names
         return count, uncertain
@@ -284,18 +284,18 @@ class Backtest:
 
     async def _by_block(self, network: Network, logs: bytes) -> dict[int, dict[str, list[ChainLog]]]:
         """The logs of each block, by transaction."""
-        found: dict[int, dict[str, list[ChainLog]]] = {}
+        blocks: dict[int, dict[str, list[ChainLog]]] = {}
         try:
             items = _items(logs)
             for start in range(0, len(items), ITEMS_PER_STEP):
                 await self._turn()
                 for item in items[start : start + ITEMS_PER_STEP]:
                     log = _logs_of(item)
-                    of_block = found.setdefault(int(log.block_number, 16), {})
+                    of_block = blocks.setdefault(int(log.block_number, 16), {})
                     of_block.setdefault(log.transaction_hash, []).append(log)
         except _INVALID:
             raise _unreadable(network) from None
-        return found
+        return blocks
 
     async def _blocks(self, network: Network, index: WatchIndex, numbers: range) -> list[bytes]:
         """These blocks with their transactions, as JSON; empty if only logs are matched."""
@@ -347,10 +347,10 @@ def _piece(logs: list[ChainLog], transactions: Sequence[MatchTransaction] = ()) 
     return MatchBlock(transactions, facts.transfers_of(logs)[0], logs)
 
 
-def _uncertain(found: list[Match]) -> list[str]:
+def _uncertain(matches: list[Match]) -> list[str]:
     """The hashes of matching transactions that create an event only if they succeeded, one for each match."""
     return [
         match.fact.hash
-        for match in found
+        for match in matches
         if isinstance(match.fact, MatchTransaction) and payloads.needs_success(match.watcher)
     ]

@@ -85,13 +85,13 @@ class AddressSet:
 
     def added(self, addresses: Iterable[bytes]) -> list[bytes]:
         """Add them, and return those that are new, in order."""
-        found = []
+        new = []
         for each in addresses:
             part = self._parts[hash(each) % SETS]
             if each not in part:
                 part[each] = None
-                found.append(each)
-        return found
+                new.append(each)
+        return new
 
     async def clear(self) -> None:
         """Free the addresses, a part in each turn of the account."""
@@ -179,7 +179,7 @@ class WebhookService:
             test_key=not key.live,
             fault=_inherited(key) if fault is None else fault or None,
         )
-        made = await self._store.create(
+        webhook = await self._store.create(
             webhook_id,
             new,
             addresses=addresses,
@@ -188,24 +188,24 @@ class WebhookService:
             most=self._most[key.account.plan],
             values_per_day=self._values_per_day[key.account.plan],
         )
-        return CreatedWebhook(await self._started(made), signatures.secret_of(secret))
+        return CreatedWebhook(await self._started(webhook), signatures.secret_of(secret))
 
     async def read(self, key: Key, webhook_id: str) -> Webhook:
-        (found,) = await self._seen([await self._store.read(webhook_id, account=key.account.id)])
-        return found
+        (webhook,) = await self._seen([await self._store.read(webhook_id, account=key.account.id)])
+        return webhook
 
-    async def addresses(self, found: Webhook) -> AsyncIterator[list[str]]:
+    async def addresses(self, webhook: Webhook) -> AsyncIterator[list[str]]:
         """The addresses with checksums, a part in each turn of the account."""
-        listed = await self._store.addresses(found)
+        listed = await self._store.addresses(webhook)
         for first in range(0, len(listed), ADDRESSES_PER_TURN):
             yield [*map(address.fresh_checksum, listed[first : first + ADDRESSES_PER_TURN])]
             await next_turn()
 
     async def page(self, key: Key, page: Page, *, status: str | None) -> tuple[list[Webhook], int]:
-        found, total = await self._store.list_of(
+        webhooks, total = await self._store.list_of(
             key.account.id, live=key.live, status=status, page=page, networks=key.only_networks
         )
-        return await self._seen(found), total
+        return await self._seen(webhooks), total
 
     async def update(self, key: Key, before: Webhook, change: WebhookChange) -> Webhook:
         if change.url is not None:
@@ -238,13 +238,13 @@ class WebhookService:
 
         If that takes too long, because no upstream shows its mempool or the follower is away, it starts later.
         """
-        (found,) = await self._seen([webhook])
+        (seen,) = await self._seen([webhook])
         for _ in range(MEMPOOL_CHECKS):
-            if found.is_listening:
+            if seen.is_listening:
                 break
             await asyncio.sleep(MEMPOOL_CHECK_S)
-            (found,) = await self._seen([webhook])
-        return found
+            (seen,) = await self._seen([webhook])
+        return seen
 
     async def _seen(self, webhooks: list[Webhook]) -> list[Webhook]:
         """The webhooks with `is_listening` as it is now."""
@@ -271,21 +271,21 @@ class WebhookService:
             most=webhook_filters.most_addresses(before.event_type),
         )
 
-    async def delete(self, found: Webhook) -> None:
-        await self._store.move(found, "delete")
+    async def delete(self, webhook: Webhook) -> None:
+        await self._store.move(webhook, "delete")
 
-    async def resume(self, found: Webhook) -> Webhook:
+    async def resume(self, webhook: Webhook) -> Webhook:
         """Resume a webhook that is paused, or disabled because its receiver returned 410."""
-        return await self._started(await self._store.move(found, "resume"))
+        return await self._started(await self._store.move(webhook, "resume"))
 
-    async def rotate(self, found: Webhook) -> CreatedWebhook:
+    async def rotate(self, webhook: Webhook) -> CreatedWebhook:
         """Create a new secret. The old one signs as well for another day."""
         secret = secrets.token_bytes(signatures.SECRET_BYTES)
         after = await self._store.rotate(
-            found.id,
-            account=found.account,
-            secret=self._vault.seal(found.id, secret),
-            rotated=self._vault.seal_for_previous(found.id, secret),
+            webhook.id,
+            account=webhook.account,
+            secret=self._vault.seal(webhook.id, secret),
+            rotated=self._vault.seal_for_previous(webhook.id, secret),
             old_for_s=signatures.ROTATION_S,
         )
         return CreatedWebhook(after, signatures.secret_of(secret))
@@ -350,26 +350,26 @@ def _values_in(config: Mapping[str, Any]) -> int:
 
 async def _addresses(given: Sequence[Any], name: str, *, but: Container[bytes] = ()) -> PackedAddresses:
     """The addresses in order, each once, without those in `but`. A long list is read a part in each turn of the account."""
-    found = PackedAddresses()
+    addresses = PackedAddresses()
     known = AddressSet()
     try:
         for first in range(0, len(given), ADDRESSES_PER_TURN):
             part = webhook_filters.addresses_of(given[first : first + ADDRESSES_PER_TURN], first, name)
-            found.extend(each for each in known.added(part) if each not in but)
+            addresses.extend(each for each in known.added(part) if each not in but)
             await next_turn()
     except BadConfig as exc:
         raise InvalidRequest.naming(str(exc)) from None
-    if len(found) > HASHED_PER_TURN:
+    if len(addresses) > HASHED_PER_TURN:
         await known.clear()
-    return found
+    return addresses
 
 
 async def _set_of(addresses: Sequence[bytes]) -> AddressSet:
-    found = AddressSet()
+    hashed = AddressSet()
     for first in range(0, len(addresses), HASHED_PER_TURN):
-        found.added(addresses[first : first + HASHED_PER_TURN])
+        hashed.added(addresses[first : first + HASHED_PER_TURN])
         await next_turn()
-    return found
+    return hashed
 
 
 def _without_addresses(config: Mapping[str, Any]) -> dict[str, Any]:
