@@ -52,11 +52,11 @@ class AccountVersions:
 
     async def init_code(self, key: Key, network: Network, sender: bytes) -> bytes:
         """The init code of a wallet that the key's lineage has created here and that is not deployed; empty for others."""
-        found = [each for each in await self._wallets.find(key.lineage, sender) if each.network == network.id]
-        if not found:
+        wallets = [each for each in await self._wallets.find(key.lineage, sender) if each.network == network.id]
+        if not wallets:
             return b""
         code = await self._internal_calls.call(network, "eth_getCode", "0x" + sender.hex(), "latest", fresh=True)
-        return b"" if abi.unhex(code) else factories.init_code(found[0].factory, found[0].owner, found[0].salt)
+        return b"" if abi.unhex(code) else factories.init_code(wallets[0].factory, wallets[0].owner, wallets[0].salt)
 
     async def _known(self, network: Network, given: Mapping[str, Any]) -> str | None:
         sender = given.get("sender")

@@ -42,12 +42,12 @@ class SponsorCosts:
 
     async def coin(self, network: Network) -> int:
         """Pico-dollars for one whole coin, rounded up."""
-        found = await self.coins.usd(network)
-        if found is None or found.usd <= 0:
+        price = await self.coins.usd(network)
+        if price is None or price.usd <= 0:
             raise Unavailable(f"the price of {network.chain.native.symbol} is currently unknown; try again shortly")
-        return int(EXACT.scaleb(found.usd, policy.DECIMALS).to_integral_value(ROUND_CEILING))
+        return int(EXACT.scaleb(price.usd, policy.DECIMALS).to_integral_value(ROUND_CEILING))
 
     async def fast_wei(self, network: Network) -> int:
         """The maximum fee per unit of gas of the "fast" estimate."""
-        found = await self.gas.read(network)
-        return found.fees.estimates["fast"].max_fee_wei
+        reading = await self.gas.read(network)
+        return reading.fees.estimates["fast"].max_fee_wei

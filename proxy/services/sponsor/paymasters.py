@@ -29,16 +29,18 @@ class Paymaster:
 
 
 class Paymasters:
-    def __init__(self, found: Iterable[Paymaster]) -> None:
-        self._found: Mapping[tuple[str, str], Paymaster] = {(each.network, each.version): each for each in found}
+    def __init__(self, paymasters: Iterable[Paymaster]) -> None:
+        self._by_version: Mapping[tuple[str, str], Paymaster] = {
+            (each.network, each.version): each for each in paymasters
+        }
 
     def __repr__(self) -> str:
-        return f"<Paymasters {', '.join(f'{network} {version}' for network, version in self._found) or 'none'}>"
+        return f"<Paymasters {', '.join(f'{network} {version}' for network, version in self._by_version) or 'none'}>"
 
     def find(self, network: Network, version: str) -> Paymaster:
-        found = self._found.get((network.id, version))
-        if found is not None:
-            return found
+        paymaster = self._by_version.get((network.id, version))
+        if paymaster is not None:
+            return paymaster
         others = self.versions(network)
         if others:
             raise NotFound(
@@ -47,4 +49,4 @@ class Paymasters:
         raise NotFound(f"sponsorship is not available on {network.id}: no paymaster is configured there")
 
     def versions(self, network: Network) -> list[str]:
-        return sorted(version for name, version in self._found if name == network.id)
+        return sorted(version for name, version in self._by_version if name == network.id)

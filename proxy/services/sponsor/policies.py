@@ -80,7 +80,9 @@ class PolicyService:
         self._ledger = ledger
         self._turns = turns
         self._most = most
-        self._cached: LruCache[str, EffectivePolicy] = LruCache(MAX_CACHED_ENTRIES, lambda _, found: found.entries)
+        self._cached: LruCache[str, EffectivePolicy] = LruCache(
+            MAX_CACHED_ENTRIES, lambda _, effective: effective.entries
+        )
 
     def __repr__(self) -> str:
         return f"<PolicyService {self._cached!r}>"
@@ -118,34 +120,34 @@ class PolicyService:
         await self._store.delete(policy_id, account=account)
         self._cached.pop(policy_id, None)
 
-    async def spend(self, found: Policy, page: Page) -> PolicySpend:
+    async def spend(self, stored: Policy, page: Page) -> PolicySpend:
         day = datetime.datetime.now(datetime.UTC).date()
-        users, count = await self._ledger.users(found.id, day, page)
+        users, count = await self._ledger.users(stored.id, day, page)
         return PolicySpend(
-            rules=read_limits(found.rules),
+            rules=read_limits(stored.rules),
             day=day,
-            total=await self._ledger.total(found.id, day),
-            days=await self._ledger.days(found.id, limit=DAYS_SHOWN),
+            total=await self._ledger.total(stored.id, day),
+            days=await self._ledger.days(stored.id, limit=DAYS_SHOWN),
             users=users,
             user_count=count,
         )
 
-    async def totals(self, found: Sequence[Policy]) -> dict[str, LimitMeter]:
+    async def totals(self, policies: Sequence[Policy]) -> dict[str, LimitMeter]:
         """The totals of each policy, by its id."""
-        return await self._ledger.totals([each.id for each in found], datetime.datetime.now(datetime.UTC).date())
+        return await self._ledger.totals([each.id for each in policies], datetime.datetime.now(datetime.UTC).date())
 
     # For decisions
 
     async def effective(self, policy_id: str, *, account: str, fresh: bool = False) -> EffectivePolicy:
         """The account's policy; from the cache unless `fresh`."""
-        found = None if fresh else self._cached.get(policy_id)
-        if found is None:
+        effective = None if fresh else self._cached.get(policy_id)
+        if effective is None:
             read = await self._store.read(policy_id, account=account)
-            found = EffectivePolicy(read, await self._read_rules(read.rules, _STORED_FORMATS))
-            self._cached[policy_id] = found
-        if found.policy.account != account:
+            effective = EffectivePolicy(read, await self._read_rules(read.rules, _STORED_FORMATS))
+            self._cached[policy_id] = effective
+        if effective.policy.account != account:
             raise absent(policy_id)
-        return found
+        return effective
 
     async def _check_rules(self, given: Mapping[str, Any]) -> Rules:
         if sum(len(given.get(name) or ()) for name in policy.LISTS) > MOST_ENTRIES:
@@ -155,16 +157,16 @@ class PolicyService:
     async def _read_rules(self, given: Mapping[str, Any], forms: FamilyFormats) -> Rules:
         """Read the rules. Long lists are read a part in each turn of the account. Raises InvalidRequest."""
         lists = {name: given[name] for name in policy.LISTS if given.get(name) is not None}
-        client, found = client_of_task.get(), {name: set[bytes]() for name in lists}
+        client, entries = client_of_task.get(), {name: set[bytes]() for name in lists}
         try:
             for name, texts in lists.items():
                 for first in range(0, len(texts), ENTRIES_PER_TURN):
                     if first:
                         await self._turns.wait(client)
-                    found[name].update(policy.entries(name, texts[first : first + ENTRIES_PER_TURN], forms, first))
+                    entries[name].update(policy.entries(name, texts[first : first + ENTRIES_PER_TURN], forms, first))
         except BadRule as exc:
             raise InvalidRequest.naming(str(exc)) from None
-        return policy.with_lists(read_limits(given), found)
+        return policy.with_lists(read_limits(given), entries)
 
 
 def read_limits(given: Mapping[str, Any]) -> Rules:
@@ -180,17 +182,17 @@ def read_rules(given: Mapping[str, Any]) -> Rules:
 
 
 def _address(text: str) -> bytes:
-    found = address.parse(text)
-    if found is None or address.is_mistyped(text):
+    parsed = address.parse(text)
+    if parsed is None or address.is_mistyped(text):
         raise ValueError("is not an address, or its EIP-55 checksum is wrong")
-    return found
+    return parsed
 
 
 def _selector(text: str) -> bytes:
     if text.startswith("0x"):
         return bytes.fromhex(text[2:])
     name, _, types = text.partition("(")
-    return abi.selector(f"{name}({_ALIAS.sub(lambda found: found[0] + '256', types)}")
+    return abi.selector(f"{name}({_ALIAS.sub(lambda match: match[0] + '256', types)}")
 
 
 def _timestamp(text: str) -> float:

@@ -55,12 +55,12 @@ class SettlementSink:
         self._chains = Counter(network.facts.chain_id for name, network in self._networks.items() if payers.get(name))
         self._bad = BadRows("operation")
 
-    async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
+    async def write(self, connection: DatabaseConnection, network: Followed, facts: Sequence[BlockFacts]) -> None:
         known = self._networks.get(network.id)
         payers = self._payers.get(network.id)
         if known is None or not payers:
             return
-        events = [event for piece in found for event in events_of(known, piece) if event.paymaster in payers]
+        events = [event for piece in facts for event in events_of(known, piece) if event.paymaster in payers]
         if not events:
             return
         settled: list[tuple[IncludedOperation, int | None]] = []
@@ -172,9 +172,9 @@ class SettlementLoop:
     async def _landed(self, chain: SettlementChain, first: int, last: int) -> dict[OperationNonce, IncludedOperation]:
         if first > last:
             return {}
-        found = await chain.blocks(first, last)
+        facts = await chain.blocks(first, last)
         return {
-            (event.position.contract, event.sender, event.nonce): event for event in events_of(chain.network, found)
+            (event.position.contract, event.sender, event.nonce): event for event in events_of(chain.network, facts)
         }
 
     async def _pays(self, chain: SettlementChain, due: DueReservation, event: IncludedOperation) -> bool:
@@ -205,10 +205,10 @@ def _by_age(due: Iterable[DueReservation], final: int) -> Iterator[list[DueReser
         yield list(group)
 
 
-def events_of(network: Network, found: BlockFacts) -> list[IncludedOperation]:
+def events_of(network: Network, facts: BlockFacts) -> list[IncludedOperation]:
     """Operations included by the network's entry points. Other contracts may emit the same event, so they are ignored."""
     trusted = {bytes.fromhex(text[2:]) for text in network.chain.entry_points.values()}
-    events = (operations.included(log_) for log_ in found.logs)
+    events = (operations.included(log_) for log_ in facts.logs)
     return [event for event in events if event is not None and event.position.contract in trusted]
 
 

@@ -228,13 +228,13 @@ class SponsorService:
         return effective
 
     async def _refusal(self, request: SponsorRequest, effective: EffectivePolicy, worst: int | None) -> Refusal | None:
-        found = effective.policy
-        if found.network != request.network.id:
+        stored = effective.policy
+        if stored.network != request.network.id:
             raise InvalidRequest(
-                f"policy_id: the policy is for {found.network}, not for {request.network.id}", param="policy_id"
+                f"policy_id: the policy is for {stored.network}, not for {request.network.id}", param="policy_id"
             )
-        if found.status != "active":
-            return Refusal("status", f"the policy is {found.status}")
+        if stored.status != "active":
+            return Refusal("status", f"the policy is {stored.status}")
         operation, rules = request.operation, effective.rules
         facts = PolicyOperation(
             sender=operation.sender,
@@ -327,12 +327,12 @@ class SponsorService:
             return 0
         data = abi.call("senderNonce(address)", request.operation.sender)
         call = {"to": "0x" + request.paymaster.address.hex(), "data": "0x" + data.hex()}
-        found = abi.uint(abi.unhex(await self._call(request.network, "eth_call", call, "latest")))
-        if found is None:
+        nonce = abi.uint(abi.unhex(await self._call(request.network, "eth_call", call, "latest")))
+        if nonce is None:
             raise InternalError(
                 f"the paymaster on {request.network.id} does not respond; check that it is deployed", reason="upstream"
             )
-        return found
+        return nonce
 
     async def _delegate(self, request: SponsorRequest) -> bytes | None:
         """The sender's EIP-7702 delegate, read from its code if the operation has no authorization that names it."""
@@ -362,9 +362,11 @@ class SponsorService:
                 }
                 for call in inner
             ]
-        found = await self._internal_calls.call_many(request.network, [("eth_estimateGas", [call]) for call in calls])
+        estimates = await self._internal_calls.call_many(
+            request.network, [("eth_estimateGas", [call]) for call in calls]
+        )
         try:
-            return sum(max(0, int(each, 16) - _TRANSACTION_GAS) for each in found)
+            return sum(max(0, int(each, 16) - _TRANSACTION_GAS) for each in estimates)
         except (TypeError, ValueError):  # an error, or no number
             return None
 
