@@ -50,7 +50,7 @@ def moment_after(text: str, now: datetime.datetime) -> datetime.datetime:
     if (span := _SPAN.fullmatch(text)) is not None:
         return now + datetime.timedelta(**{_UNITS[span[2]]: int(span[1])})
     try:
-        found = datetime.datetime.fromisoformat(text)
+        moment = datetime.datetime.fromisoformat(text)
     except ValueError:
         raise InvalidRequest(f"{text[:40]!r} must be a time such as 2026-01-15T09:30Z, or a span such as 2h") from None
-    return found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
+    return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)

@@ -115,17 +115,17 @@ class Budgets:
         for budget, healths in self._healths.items():
             if budget.account_share < 1.0 and healths:
                 labels = sorted({health.label for health in healths})
-                found = await self._store.accounts_over(labels, budget.period, budget.most_of_account)
-                budget.accounts_spent(found)
+                accounts = await self._store.accounts_over(labels, budget.period, budget.most_of_account)
+                budget.accounts_spent(accounts)
 
     async def _read_limits(self, now: float) -> None:
         """Operators change limits rarely, and a lease must not take two queries."""
         if now - self._limits_read_at < LEASE_S:
             return
-        found = await self._store.limits()
+        limits = await self._store.limits()
         self._limits_read_at = now
         for budget in self._healths:
-            budget.limit_to(found[budget.name]["credits"] if budget.name in found else None)
+            budget.limit_to(limits[budget.name]["credits"] if budget.name in limits else None)
 
     def _report(self, budget: CreditBudget, healths: Sequence[UpstreamHealth], now: datetime.datetime) -> None:
         if not healths:

@@ -56,11 +56,11 @@ class CanaryWatch:
         now = datetime.datetime.now(datetime.UTC)
         for trial in trials_of(await self._store.views(), promoted):
             row = rows[trial.label]
-            found = next_share(row["share"], trial)
+            step = next_share(row["share"], trial)
             is_early = (now - row["changed_at"]).total_seconds() < self._step_s
-            if found is None or (found[0] > row["share"] and is_early):
+            if step is None or (step[0] > row["share"] and is_early):
                 continue
-            share, reason = found
+            share, reason = step
             await self._store.set_share(row["upstream"], label=trial.label, share=share, reason=reason)
             log.warning("canary", extra={"upstream": trial.label, "share": share, "reason": reason})
             before, after = {"share": row["share"]}, {"share": share, "reason": reason}

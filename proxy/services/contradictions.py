@@ -41,14 +41,14 @@ class ContradictionLog:
     def __repr__(self) -> str:
         return f"<ContradictionLog {len(self._waiting)} waiting>"
 
-    def note(self, found: ContradictedReply) -> None:
-        if found.subject in self._known:
+    def note(self, contradicted: ContradictedReply) -> None:
+        if contradicted.subject in self._known:
             return
         if len(self._waiting) >= MOST_WAITING:
             telemetry.contradictions_dropped_total.inc()
             return
-        self._known[found.subject] = True
-        self._waiting.append(found)
+        self._known[contradicted.subject] = True
+        self._waiting.append(contradicted)
 
     async def run(self) -> None:
         """Supervised loop: write those that wait."""
@@ -64,9 +64,9 @@ class ContradictionLog:
                 self._waiting.clear()
 
     async def flush(self) -> None:
-        if found := self._waiting[:]:
-            await self._bad.write(found, self._store.write)
-            del self._waiting[: len(found)]
+        if waiting := self._waiting[:]:
+            await self._bad.write(waiting, self._store.write)
+            del self._waiting[: len(waiting)]
 
     async def close(self) -> None:
         """Write the last ones."""

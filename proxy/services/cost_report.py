@@ -83,13 +83,13 @@ class Costs:
         """The cost of each method on each network, the dearest first."""
         since = datetime.datetime.combine(first, datetime.time(), datetime.UTC)
         used = await self._usage.methods("day", since)
-        found = []
+        methods = []
         for row in await self._spending.methods(first, last):
             sums = used.get((row["network"], row["method"]))
             hits, joins = (0, 0) if sums is None else (sums.hits, sums.joins)
             saved, by_joins = (count * row["nanos"] // max(1, row["calls"]) for count in (hits, joins))
-            found.append({**row, "hits": hits, "saved": saved, "joins": joins, "saved_by_joins": by_joins})
-        return found
+            methods.append({**row, "hits": hits, "saved": saved, "joins": joins, "saved_by_joins": by_joins})
+        return methods
 
     def _revenue(self, account: Mapping[str, Any]) -> int | None:
         """The account's price of its units, in billionths of a dollar; None if its plan has no price."""

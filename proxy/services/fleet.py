@@ -69,10 +69,10 @@ class Cordons:
         return [upstream.health for route in routes for upstream in route.every_upstream]
 
     def find(self, upstream_id: str) -> UpstreamHealth:
-        found = next((health for health in self._healths() if health.upstream_id == upstream_id), None)
-        if found is None:
+        health = next((each for each in self._healths() if each.upstream_id == upstream_id), None)
+        if health is None:
             raise NotFound(f"there is no upstream {upstream_id}")
-        return found
+        return health
 
     async def refresh(self) -> None:
         """Read the cordons and apply them."""
@@ -151,12 +151,12 @@ class UpstreamWatch:
 
     def _judge(self, health: UpstreamHealth, route: Route) -> None:
         """Report the rules whose limits it has begun to exceed."""
-        found, before = exclusions(route.rules, health, route.heads.tip), self._exceeded.get(health.label, {})
-        self._exceeded[health.label] = found
-        health.judged(tuple(found.values()))
-        for number in found.keys() - before.keys():
+        exceeded, before = exclusions(route.rules, health, route.heads.tip), self._exceeded.get(health.label, {})
+        self._exceeded[health.label] = exceeded
+        health.judged(tuple(exceeded.values()))
+        for number in exceeded.keys() - before.keys():
             telemetry.upstream_exclusions_total.labels(health.label, str(number)).inc()
-            log.warning("upstream exceeds a rule", extra={"upstream": health.label, "reason": found[number]})
+            log.warning("upstream exceeds a rule", extra={"upstream": health.label, "reason": exceeded[number]})
 
     def _measure(self, health: UpstreamHealth, tip: int, now: float) -> None:
         telemetry.upstream_up.labels(health.label).set(state_of(health, now) in ("up", "on_trial"))
@@ -251,11 +251,11 @@ class FleetView:
         networks = networks_of(views)
         for network in networks:
             for upstream in network["upstreams"]:
-                found = cordons.get(upstream["id"])
-                upstream["cordon"] = found and {
-                    "reason": found["reason"],
-                    "by": found["by_whom"],
-                    "at": found["created_at"],
+                cordon = cordons.get(upstream["id"])
+                upstream["cordon"] = cordon and {
+                    "reason": cordon["reason"],
+                    "by": cordon["by_whom"],
+                    "at": cordon["created_at"],
                 }
         return views, networks
 

@@ -94,8 +94,8 @@ class GasPrices:
         head = _head_of(route)
         try:
             async with asyncio.timeout(READ_S):
-                found = await self._fees(network, head[0])
-            reading = GasReading(found, self._wall())
+                current = await self._fees(network, head[0])
+            reading = GasReading(current, self._wall())
             self._cached[name] = _CachedReading(reading, head, self._clock())
             return reading
         except (Fault, RpcError, ValueError, TimeoutError) as exc:

@@ -91,9 +91,9 @@ def matrix_of(counted: Mapping[tuple[str, str], UsageSums], attempts: Iterable[M
     for row in attempts:
         of_method = cells.setdefault((row["network"], row["method"]), {})
         of_method.setdefault(row["upstream"], MatrixCell()).add(row)
-    found: Matrix = {}
+    matrix: Matrix = {}
     for (network, method), calls in sorted(counted.items(), key=lambda item: (item[0][0], -item[1].requests)):
-        methods = found.setdefault(network, {})
+        methods = matrix.setdefault(network, {})
         if len(methods) < MOST_METHODS:
             estimated = cells.get((network, method), {})
             if (total := sum(cell.calls for cell in estimated.values())) > calls.requests:
@@ -101,4 +101,4 @@ def matrix_of(counted: Mapping[tuple[str, str], UsageSums], attempts: Iterable[M
                     cell.scale(calls.requests / total)
             is_estimated = any(cell.sampled for cell in estimated.values())
             methods[method] = MatrixRow(calls, estimated if is_estimated else {})
-    return found
+    return matrix

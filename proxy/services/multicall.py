@@ -73,22 +73,22 @@ class Multicall:
             return await self._together(network, calls, at)
         # Not a TaskGroup: it would wrap the fault in an ExceptionGroup.
         parts = await asyncio.gather(*(self._together(network, part, at) for part in _parts(calls)))
-        return [found for part in parts for found in part]
+        return [result for part in parts for result in part]
 
     def _is_deployed(self, network: Network) -> bool:
         return network.chain.multicall is not None and time.monotonic() >= self._absent_until.get(network.id, 0.0)
 
     async def _together(self, network: Network, calls: Sequence[ContractCall], at: str) -> list[bytes | None]:
         try:
-            found = abi.aggregated(await self._aggregate(network, calls, at), len(calls))
+            results = abi.aggregated(await self._aggregate(network, calls, at), len(calls))
         except RpcError as exc:
             if upstream_errors.classify(exc.error).kind in _NOT_THE_CONTRACT:
                 raise _unreadable(network) from None
             return await self._in_halves(network, calls, at)
-        if found is None:
+        if results is None:
             self._absent_until[network.id] = time.monotonic() + ABSENT_S
             return await self._one_by_one(network, calls, at)
-        return await self._retry_silent(network, calls, at, found=found)
+        return await self._retry_silent(network, calls, at, results=results)
 
     async def _aggregate(self, network: Network, calls: Sequence[ContractCall], at: str) -> bytes | None:
         assert network.chain.multicall is not None
@@ -110,26 +110,26 @@ class Multicall:
         return first + await self._together(network, calls[middle:], at)
 
     async def _retry_silent(
-        self, network: Network, calls: Sequence[ContractCall], at: str, *, found: list[bytes | None]
+        self, network: Network, calls: Sequence[ContractCall], at: str, *, results: list[bytes | None]
     ) -> list[bytes | None]:
         """Failures without return data may be for lack of gas: retry each alone, with the full gas limit."""
-        silent = [place for place, result in enumerate(found) if result is abi.SILENT]
+        silent = [place for place, result in enumerate(results) if result is abi.SILENT]
         if silent:
             again = await self._one_by_one(network, [calls[place] for place in silent], at)
             for place, result in zip(silent, again, strict=True):
-                found[place] = result
-        return [result or None for result in found]
+                results[place] = result
+        return [result or None for result in results]
 
     async def _one_by_one(self, network: Network, calls: Sequence[ContractCall], at: str) -> list[bytes | None]:
-        found: list[bytes | None] = []
+        results: list[bytes | None] = []
         for start in range(0, len(calls), PER_TURN):
             separate = [
                 ("eth_call", ({"to": address.checksum(target), "data": f"0x{data.hex()}"}, at))
                 for target, data in calls[start : start + PER_TURN]
             ]
             replies = await self._internal_calls.call_many(network, separate)
-            found += [self._result(network, reply) for reply in replies]
-        return found
+            results += [self._result(network, reply) for reply in replies]
+        return results
 
     def _result(self, network: Network, reply: object) -> bytes | None:
         if not isinstance(reply, RpcError):

@@ -41,8 +41,8 @@ class EnsNames:
         name = ens.normalised(text) if ens.is_plain(text) else await request_threads.run(lambda: ens.normalised(text))
 
         async def look_up() -> str | None:
-            found = await self._look_up(network, ens.namehash(name))
-            return None if found is None else found.hex()
+            resolved = await self._look_up(network, ens.namehash(name))
+            return None if resolved is None else resolved.hex()
 
         cached: str | None = await self._cache.once(network.id, _KIND, name, make=look_up, ttl_s=KEPT_S)
         return None if cached is None else bytes.fromhex(cached)
@@ -54,5 +54,5 @@ class EnsNames:
         return None if resolver is None else await self._address(network, resolver, ens.ask_resolver(node))
 
     async def _address(self, network: Network, contract: bytes, calldata: bytes) -> bytes | None:
-        found = abi.address((await self._contracts.read(network, [(contract, calldata)]))[0])
-        return None if found == address.ZERO else found
+        resolved = abi.address((await self._contracts.read(network, [(contract, calldata)]))[0])
+        return None if resolved == address.ZERO else resolved

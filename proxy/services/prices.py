@@ -100,8 +100,10 @@ class PriceService:
         """The prices, by the contracts as given; None where unknown."""
         names = {contract: _name(network, contract) for contract in contracts}
         wanted = set(names.values())
-        found = await self._find(network, sorted(set().union(*(each.among(network, wanted) for each in self._sources))))
-        return {contract: found.get(name) for contract, name in names.items()}
+        prices = await self._find(
+            network, sorted(set().union(*(each.among(network, wanted) for each in self._sources)))
+        )
+        return {contract: prices.get(name) for contract, name in names.items()}
 
     async def _find(self, network: Network, names: Sequence[str]) -> dict[str, Price | None]:
         too_slow: set[asyncio.Future[None]] = set()
@@ -128,9 +130,9 @@ class PriceService:
         mine = (flight, client_of_task.get())
         self._flights |= {(network.id, name): mine for name in names}
         try:
-            found, is_complete = await self._query_sources(network, names)
+            prices, is_complete = await self._query_sources(network, names)
             now = self._clock()
-            entries = {name: self._entry(found.get(name), before.get(name), now, is_complete) for name in names}
+            entries = {name: self._entry(prices.get(name), before.get(name), now, is_complete) for name in names}
             data = {name: entry.data() for name, entry in entries.items()}
             await self._cache.put(network.id, KIND, data, ttl_s=self._keep_s + self._stale_s)
             return {name: entry.price for name, entry in entries.items()}
@@ -141,27 +143,27 @@ class PriceService:
                     del self._flights[network.id, name]
             flight.set_result(None)
 
-    def _entry(self, found: Price | None, before: _Entry | None, now: float, is_complete: bool) -> _Entry:
-        if found is not None or is_complete:
-            return _Entry(found, now, now + self._keep_s)
+    def _entry(self, price: Price | None, before: _Entry | None, now: float, is_complete: bool) -> _Entry:
+        if price is not None or is_complete:
+            return _Entry(price, now, now + self._keep_s)
         if before is not None and before.price is not None and now - before.read_at <= self._stale_s:
             return _Entry(before.price, before.read_at, now + min(RETRY_S, self._keep_s))
         return _Entry(None, now, now + min(RETRY_S, self._keep_s))
 
     async def _query_sources(self, network: Network, names: Sequence[str]) -> tuple[dict[str, Price], bool]:
         """The prices found, and whether every source could be read for the rest."""
-        found: dict[str, Price] = {}
+        prices: dict[str, Price] = {}
         is_complete = True
         for source in self._sources:
-            left = [name for name in names if name not in found]
+            left = [name for name in names if name not in prices]
             if not left:
                 break
             try:
-                found |= await source.find(network, left, self._clock())
+                prices |= await source.find(network, left, self._clock())
             except PriceApiUnavailable as exc:
                 is_complete = False
                 self._warn(source.name, str(exc))
-        return found, is_complete
+        return prices, is_complete
 
     def _warn(self, source: str, reason: str) -> None:
         now = self._clock()
@@ -250,11 +252,11 @@ def _chain_clock(network: Network) -> list[tuple[bytes, bytes]]:
 
 
 def _of_feed(feed: PriceFeedContract, latest: bytes | None, decimals: bytes | None, now: float) -> Price | None:
-    found, places = price_feeds.round_of(latest), abi.uint(decimals)
-    if found is None or places is None:
+    price_round, places = price_feeds.round_of(latest), abi.uint(decimals)
+    if price_round is None or places is None:
         return None
-    usd = price_feeds.price_of(found, places, now=now, max_age_s=feed.max_age_s)
-    return None if usd is None else Price(usd, _time(found.updated_at), "feeds")
+    usd = price_feeds.price_of(price_round, places, now=now, max_age_s=feed.max_age_s)
+    return None if usd is None else Price(usd, _time(price_round.updated_at), "feeds")
 
 
 class ApiPrices:
@@ -272,12 +274,12 @@ class ApiPrices:
         listing = network.chain.listing
         if listing is None or not network.is_live:
             return {}
-        found: dict[str, Quote] = {}
+        quotes: dict[str, Quote] = {}
         if NATIVE in names and (coin := await self._api.coin(listing.coin)):
-            found[NATIVE] = coin
+            quotes[NATIVE] = coin
         if tokens := [name for name in names if name != NATIVE]:
-            found |= await self._api.tokens(listing.platform, tokens)
-        return {name: _of_quote(quote, now) for name, quote in found.items()}
+            quotes |= await self._api.tokens(listing.platform, tokens)
+        return {name: _of_quote(quote, now) for name, quote in quotes.items()}
 
 
 def _of_quote(quote: Quote, now: float) -> Price:

@@ -78,12 +78,12 @@ class RequestLog:
 
     async def read(self, request_id: str, reader: RecordReader) -> RequestRecord:
         """The newest record with this id that the reader may see. An event's id means its webhook delivery."""
-        found = await self._store.read(request_id, reader)
-        if found is None:
+        record = await self._store.read(request_id, reader)
+        if record is None:
             raise NotFound(
                 f"there is no record of the request {request_id}: it is not an id of yours, was not recorded, or is too old"
             )
-        return found
+        return record
 
     async def page(
         self, wanted: RequestFilter, reader: RecordReader, page: Page

@@ -48,9 +48,9 @@ class UpstreamHistory:
         if await self._samples.has(moment):
             return
         _, networks = await self._fleet()
-        found = [{**each, "network": network["network"]} for network in networks for each in network["upstreams"]]
-        if found:
-            await self._samples.add(moment, found)
+        upstreams = [{**each, "network": network["network"]} for network in networks for each in network["upstreams"]]
+        if upstreams:
+            await self._samples.add(moment, upstreams)
 
     async def read(
         self, upstream: str, first: datetime.datetime, last: datetime.datetime

@@ -183,12 +183,12 @@ class UsageService:
         """Export every row of an account in a time span. `write` formats them on a thread, since there may be many."""
         _check(wanted)
         async with self._reading_slot(wanted.account):
-            found = await self._store.rows(wanted, MOST_ROWS + 1)
-            if len(found) > MOST_ROWS:
+            rows = await self._store.rows(wanted, MOST_ROWS + 1)
+            if len(rows) > MOST_ROWS:
                 raise InvalidRequest(
                     f"the time span has more than {MOST_ROWS} rows: use a larger step or a shorter span"
                 )
-            return await asyncio.to_thread(lambda: write((dict(row), used_in(row)) for row in found))
+            return await asyncio.to_thread(lambda: write((dict(row), used_in(row)) for row in rows))
 
     @asynccontextmanager
     async def _reading_slot(self, account: str | None) -> AsyncIterator[None]:

@@ -18,9 +18,9 @@ from typing import Any
 
 import msgspec
 
-from proxy.chains.evm import abi, address, factories, facts, operations
+from proxy.chains.evm import abi, address, factories, operations
 from proxy.chains.evm.factories import Factory
-from proxy.chains.evm.facts import BlockFacts
+from proxy.chains.evm.facts import BlockFacts, read_header
 from proxy.chains.registry import Network, Registry
 from proxy.core.access import Key
 from proxy.core.paging import Page
@@ -92,10 +92,12 @@ class WalletService:
             created_at=datetime.datetime.now(datetime.UTC),
         )
         most = self._most[key.account.plan]
-        outcome, found = await self._store.create(account=key.account.id, lineage=key.lineage, wallet=wallet, most=most)
-        if outcome == "full" or found is None:
+        outcome, stored = await self._store.create(
+            account=key.account.id, lineage=key.lineage, wallet=wallet, most=most
+        )
+        if outcome == "full" or stored is None:
             raise Forbidden(f"this account's plan allows {most} wallets, and all of them exist already", reason="plan")
-        (state,) = await self._states([found])
+        (state,) = await self._states([stored])
         return state, outcome == "new"
 
     def _factory(self, network: Network, version: str | None) -> Factory:
@@ -112,8 +114,8 @@ class WalletService:
 
     async def page(self, key: Key, page: Page, network: Network | None) -> tuple[list[WalletState], int]:
         networks = key.only_networks if network is None else [network.id]
-        found, total = await self._store.page(key.lineage, page, networks=networks)
-        return await self._states(found), total
+        wallets, total = await self._store.page(key.lineage, page, networks=networks)
+        return await self._states(wallets), total
 
     async def find(self, key: Key, at: bytes) -> list[Wallet]:
         """The key's wallets at this address, one for each network."""
@@ -168,8 +170,8 @@ class WalletService:
         if has_code or wallet.deploy_block is None:
             return WalletState(wallet, has_code)
         block = await self._call(network, "eth_getBlockByNumber", hex(wallet.deploy_block), False)
-        found = abi.unhex(block.get("hash")) if isinstance(block, dict) else None
-        if found is None or found == wallet.deploy_block_hash:
+        block_hash = abi.unhex(block.get("hash")) if isinstance(block, dict) else None
+        if block_hash is None or block_hash == wallet.deploy_block_hash:
             return WalletState(wallet, is_deployed=True)
         await self._store.unmark_deployed(wallet)
         gone = dataclasses.replace(wallet, deployed_at=None, deploy_tx=None, deploy_block=None, deploy_block_hash=None)
@@ -185,18 +187,18 @@ class WalletService:
     async def _with_deployment(self, network: Network, wallet: Wallet) -> Wallet:
         """The wallet with its deployment, if that can be found on the chain; it is then also recorded."""
         try:
-            found = await self._find_deployment(network, wallet)
+            deployment = await self._find_deployment(network, wallet)
         except Fault:
-            found = None
-        if found is None:
+            deployment = None
+        if deployment is None:
             return wallet
-        await self._store.mark_deployed(network.id, found)
+        await self._store.mark_deployed(network.id, deployment)
         return dataclasses.replace(
             wallet,
-            deployed_at=found.at,
-            deploy_tx=found.transaction,
-            deploy_block=found.block,
-            deploy_block_hash=found.block_hash,
+            deployed_at=deployment.at,
+            deploy_tx=deployment.transaction,
+            deploy_block=deployment.block,
+            deploy_block_hash=deployment.block_hash,
         )
 
     async def _find_deployment(self, network: Network, wallet: Wallet) -> Deployment | None:
@@ -209,7 +211,7 @@ class WalletService:
     async def _time_of(self, network: Network, number: int) -> datetime.datetime | None:
         try:
             raw = await self._internal_calls.raw(network, "eth_getBlockByNumber", hex(number), False, fresh=True)
-            header = facts.read_header(raw)
+            header = read_header(raw)
         except (RpcError, msgspec.DecodeError):
             return None
         return None if header is None else datetime.datetime.fromtimestamp(int(header.timestamp, 16), datetime.UTC)
@@ -219,10 +221,10 @@ class WalletService:
         first block that has the wallet's code."""
         head = await self._internal_calls.quantity(network, "eth_blockNumber", fresh=True)
         at = wallet.deploy_block
-        if at is not None and at <= head and (found := await self._first_event(network, wallet, at, at)):
-            return found
-        if found := await self._first_event(network, wallet, max(0, head - RECENT_BLOCKS), head):
-            return found
+        if at is not None and at <= head and (event := await self._first_event(network, wallet, at, at)):
+            return event
+        if event := await self._first_event(network, wallet, max(0, head - RECENT_BLOCKS), head):
+            return event
         first = await self._first_block(network, wallet, head)
         return None if first is None else await self._first_event(network, wallet, first, first)
 
@@ -260,15 +262,15 @@ class DeploymentSink:
     transactions = False
     receipts = False
 
-    async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
+    async def write(self, connection: DatabaseConnection, network: Followed, facts: Sequence[BlockFacts]) -> None:
         deployed: list[Deployment] = []
-        for piece in found:
+        for piece in facts:
             # In a range only the time of the last block is known: a later read adds the others.
             at = None if piece.header is None else datetime.datetime.fromtimestamp(piece.time, datetime.UTC)
             positions = (position for log in piece.logs if (position := operations.born(log)) is not None)
             deployed += [Deployment(p.contract, p.transaction, p.block, p.block_hash, at) for p in positions]
         born = [deployment.address for deployment in deployed]
-        await store_room.keep_only(connection, network.id, born, blocks=(found[0].first, found[-1].last))
+        await store_room.keep_only(connection, network.id, born, blocks=(facts[0].first, facts[-1].last))
         if deployed:
             await store_room.mark_deployed(connection, network.id, deployed)
 
@@ -291,8 +293,8 @@ def _is_final(wallet: Wallet, final: int) -> bool:
 
 def _has_code(code: object) -> bool | None:
     """None if the reply is not code: an error or a null."""
-    found = abi.unhex(code)
-    return None if found is None else bool(found)
+    raw = abi.unhex(code)
+    return None if raw is None else bool(raw)
 
 
 def _text(at: bytes) -> str:

@@ -48,8 +48,8 @@ class ActionLog:
 
     async def search(self, wanted: ActionFilter, limit: int) -> tuple[list[dict[str, Any]], int | None]:
         """The newest entries that match, and where the next page begins (`before_id`); None if there are no more."""
-        found = await self._store.search(wanted, limit + 1)
-        return found[:limit], found[limit - 1]["id"] if len(found) > limit else None
+        entries = await self._store.search(wanted, limit + 1)
+        return entries[:limit], entries[limit - 1]["id"] if len(entries) > limit else None
 
     async def keep(self) -> None:
         """Supervised loop: delete old records."""

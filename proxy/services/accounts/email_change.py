@@ -56,15 +56,15 @@ class EmailChange:
         """Change the address by a link; return the account and the new address. Pending sign-in links, which went to the old
         address, become invalid."""
         await self._sign_in.count_link(at)
-        found = await self._store.take_email_change(token) if sessions.is_token(token) else None
-        if found is None:
+        change = await self._store.take_email_change(token) if sessions.is_token(token) else None
+        if change is None:
             raise Unauthorized(_WRONG_LINK, reason="session")
-        await self._keys.change_email(found.person_id, found.email)
-        await self._store.end_links(found.person_id)
+        await self._keys.change_email(change.person_id, change.email)
+        await self._store.end_links(change.person_id)
         self._mails.send(
-            found.old_email,
+            change.old_email,
             "Your email address was changed",
-            f"You now sign in with the email address {found.email}.\n\n"
+            f"You now sign in with the email address {change.email}.\n\n"
             "If you did not change it, contact the operators of the service at once.\n",
         )
-        return found.account_id, found.email
+        return change.account_id, change.email

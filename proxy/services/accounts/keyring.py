@@ -150,9 +150,9 @@ class Keyring:
     async def load_copy(self) -> bool:
         """Load the predecessor's keys instead; return False if there are none. `follow` then reads what changed since."""
         day = utc_day()
-        if (found := await self.copy.read(day)) is None:
+        if (copied := await self.copy.read(day)) is None:
             return False
-        rows, self._since = found
+        rows, self._since = copied
         self._apply(rows)
         await self.copy.replace(rows, self._since, day)
         return True
@@ -179,7 +179,7 @@ class Keyring:
             return
         moving = dict(self._unmoved)
         await self._store.move_keys(moving)
-        self._unmoved = {key: found for key, found in self._unmoved.items() if key not in moving}
+        self._unmoved = {key: current for key, current in self._unmoved.items() if key not in moving}
 
     def _note_key(self, key: str | None) -> None:
         if key is not None:
@@ -238,14 +238,14 @@ class Keyring:
 
     def _index(self, key: Key, previous: bytes | None = None) -> None:
         """Let exactly these digests find the key."""
-        found = dict.fromkeys((key.digest,) if previous is None else (key.digest, previous), key)
-        digests = tuple(found)
+        by_digest = dict.fromkeys((key.digest,) if previous is None else (key.digest, previous), key)
+        digests = tuple(by_digest)
         if self._digests.get(key.id) == digests:
             return
         for each in self._digests.get(key.id, ()):
             self._by_digest.pop(each, None)
         self._digests[key.id] = digests
-        self._by_digest.update(found)
+        self._by_digest.update(by_digest)
 
     def by_id(self, key_id: str, now: float) -> Key | None:
         """The valid key with this id."""
@@ -280,8 +280,8 @@ class Keyring:
 
     def successor(self, key: Key) -> Key | None:
         """The current record of a changed key, or None if it is no longer valid."""
-        found = self._by_id.get(key.id)
-        return found if found is not None and found.expires_at > time.monotonic() else None
+        current = self._by_id.get(key.id)
+        return current if current is not None and current.expires_at > time.monotonic() else None
 
     def remove(self, key: Key) -> None:
         """Invalidate a key. Holders of the old record see `alive` turn false."""

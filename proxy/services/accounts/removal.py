@@ -26,8 +26,8 @@ class AccountRemoval:
 
     async def remove(self, account: str) -> None:
         await self._keys.erase_account(account)
-        while found := (await self._webhooks.list_of(account, live=True, status=None, page=PAGE))[0]:
-            for webhook in found:
+        while webhooks := (await self._webhooks.list_of(account, live=True, status=None, page=PAGE))[0]:
+            for webhook in webhooks:
                 await self._webhooks.move(webhook, "delete")
 
     async def remove_confirmed(self, account: str, email: str, prove: Callable[[], Awaitable[None]]) -> None:

@@ -50,32 +50,32 @@ class SecondFactor:
 
     async def confirm(self, account: str, code: str) -> list[str]:
         """Turn it on with a first code, and return the recovery codes."""
-        found = await self._store.read(account)
-        if found is None or found.is_on:
+        factor = await self._store.read(account)
+        if factor is None or factor.is_on:
             raise InvalidRequest("there is nothing to confirm: set up an authenticator app first")
-        step = one_time_codes.step_of(self._store.secret_of(account, found), _typed(code), time.time())
+        step = one_time_codes.step_of(self._store.secret_of(account, factor), _typed(code), time.time())
         recovery = [_recovery_code() for _ in range(RECOVERY_CODES)]
-        if step is None or not await self._store.confirm(account, found, step, recovery):
+        if step is None or not await self._store.confirm(account, factor, step, recovery):
             raise InvalidRequest(f"code: {_WRONG}", param="code")
         return recovery
 
     async def require(self, account: str, code: str | None) -> None:
         """Raise Unauthorized unless the code is right, or the account has no second factor."""
-        found = await self._store.read(account)
-        if found is None or not found.is_on:
+        factor = await self._store.read(account)
+        if factor is None or not factor.is_on:
             return
         if not code:
             raise Unauthorized(
                 "enter a code from your authenticator app", details={"second_factor": "required"}, reason="session"
             )
-        if not await self._accepts(account, found, _typed(code)):
+        if not await self._accepts(account, factor, _typed(code)):
             raise Unauthorized(_WRONG, details={"second_factor": "wrong"}, reason="session")
 
     async def turn_off(self, account: str, code: str) -> None:
-        found = await self._store.read(account)
-        if found is None or not found.is_on:
+        factor = await self._store.read(account)
+        if factor is None or not factor.is_on:
             raise InvalidRequest("two-factor sign-in is not on")
-        if not await self._accepts(account, found, _typed(code)):
+        if not await self._accepts(account, factor, _typed(code)):
             raise InvalidRequest(f"code: {_WRONG}", param="code")
         await self._store.remove(account)
 

@@ -254,12 +254,12 @@ class SignIn:
 
     async def operator(self, token: str, *, refuse: Callable[[str], Fault]) -> Session:
         """Authenticate an operator by an admin token, for programs."""
-        found = await self._store.find_token(token) if sessions.is_token(token) else None
-        if found is None:
+        operator = await self._store.find_token(token) if sessions.is_token(token) else None
+        if operator is None:
             raise refuse(_NO_OPERATOR)
         now = datetime.datetime.now(datetime.UTC)
         ends = now + datetime.timedelta(seconds=self._settings.session_s)
-        return Session(id=found[0], name=found[1], is_operator=True, created_at=now, expires_at=ends)
+        return Session(id=operator[0], name=operator[1], is_operator=True, created_at=now, expires_at=ends)
 
     async def sign_out(self, token: str) -> None:
         await self._store.end(token)

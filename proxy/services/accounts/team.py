@@ -113,15 +113,15 @@ class Team:
 
     async def read_invitation(self, token: str, *, at: SignInPlace) -> MemberRow:
         await self._sign_in.count_link(at)
-        found = await self._store.read_invitation(self._digests(token)) if sessions.is_token(token) else None
-        if found is None:
+        invitation = await self._store.read_invitation(self._digests(token)) if sessions.is_token(token) else None
+        if invitation is None:
             raise Unauthorized(_WRONG_LINK, reason="session")
-        return found
+        return invitation
 
     async def accept(self, token: str, *, password: str, at: SignInPlace) -> SignedIn:
         """Join the account with a password, and sign in. The first owner is informed."""
-        found = await self.read_invitation(token, at=at)
-        hashed = await self._sign_in.hash(password, email=found["email"])
+        invitation = await self.read_invitation(token, at=at)
+        hashed = await self._sign_in.hash(password, email=invitation["email"])
         joined = await self._store.accept(self._digests(token), hashed)
         if joined is None:
             raise Unauthorized(_WRONG_LINK, reason="session")

@@ -50,19 +50,19 @@ class PrivateLookup:
             dispatcher,
             flight,
             lambda: self._search(dispatcher, flight, name, has_sent),
-            lambda found: _deliver(dispatcher, flight, has_sent, found),
+            lambda result: _deliver(dispatcher, flight, has_sent, result),
         )
         return True
 
     async def _search(self, dispatcher: Dispatcher, flight: Flight, name: bytes, has_sent: dict[str, bool]) -> bytes:
-        found, client = jsonrpc.NULL, flight.client
+        result, client = jsonrpc.NULL, flight.client
         # Others may join the call until the end.
         while open_ := [each for each in _accounts(flight) if each not in has_sent]:
             for account in open_:
                 has_sent[account] = await self._senders.has_sent(dispatcher.state, account, name)
                 if account == client and has_sent[account]:
-                    found = await self._find(dispatcher, flight, f"0x{name.hex()}")
-        return found
+                    result = await self._find(dispatcher, flight, f"0x{name.hex()}")
+        return result
 
     async def _find(self, dispatcher: Dispatcher, flight: Flight, name: str) -> bytes:
         """The result of the first relay that has the transaction; null if none has."""
@@ -85,28 +85,28 @@ class PrivateLookup:
                 client=flight.client,
             )
             try:
-                found = await reply.result()
+                result = await reply.result()
             except (RpcError, Fault):
                 continue
-            if _is_of(found, LOOKED_UP[policy.method.name], name):
-                return found
+            if _is_of(result, LOOKED_UP[policy.method.name], name):
+                return result
         return jsonrpc.NULL
 
 
 def _is_of(result: bytes, member: str, name: str) -> bool:
     """Whether a relay's result is about the transaction."""
-    found = orjson.loads(result)
-    return isinstance(found, dict) and str(found.get(member)).lower() == name
+    transaction = orjson.loads(result)
+    return isinstance(transaction, dict) and str(transaction.get(member)).lower() == name
 
 
 def _accounts(flight: Flight) -> tuple[str, ...]:
     return (flight.client, *flight.joined_by)
 
 
-def _deliver(dispatcher: Dispatcher, flight: Flight, has_sent: Mapping[str, bool], found: bytes | Fault) -> None:
+def _deliver(dispatcher: Dispatcher, flight: Flight, has_sent: Mapping[str, bool], result: bytes | Fault) -> None:
     """Answer the account that made the call, and the others that wait for the same result: with null, or, if they have sent
     the transaction too, after a call of their own, for which they pay."""
-    if flight.joined is not None and (any(has_sent.values()) or isinstance(found, Fault)):
+    if flight.joined is not None and (any(has_sent.values()) or isinstance(result, Fault)):
         for caller, call in flight.take_joined():
             # An account that the search did not come to finds out for itself.
             if not has_sent.get(call.client, True):
@@ -116,7 +116,7 @@ def _deliver(dispatcher: Dispatcher, flight: Flight, has_sent: Mapping[str, bool
             caller.on_source("miss", alone.block)
             caller.on_flight(alone)
             dispatcher.launch(alone, time.monotonic())
-    if isinstance(found, Fault):
-        dispatcher.complete_with_fault(flight, found)
+    if isinstance(result, Fault):
+        dispatcher.complete_with_fault(flight, result)
     else:
-        dispatcher.complete_cached(flight, found)
+        dispatcher.complete_cached(flight, result)

@@ -316,10 +316,10 @@ def _block(item: msgspec.Raw | None) -> str:
 
 
 def _preferences(items: Sequence[msgspec.Raw]) -> bytes:
-    found = bytes(items[0]) if items else b""
-    if found and (found[:1] != b"{" or len(found) > MOST_PREFERENCES):
+    preferences = bytes(items[0]) if items else b""
+    if preferences and (preferences[:1] != b"{" or len(preferences) > MOST_PREFERENCES):
         raise InvalidRequest(f"preferences: must be an object of at most {MOST_PREFERENCES} bytes")
-    return found
+    return preferences
 
 
 def _read(decode: Callable[[bytes], T], given: bytes, wrong: str) -> T:

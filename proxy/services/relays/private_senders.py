@@ -70,12 +70,12 @@ class PrivateSenders:
             return True
         while (known := self._list(state, account, now := time.monotonic())) is None and now >= self._paused_until:
             await self._read_once(state, account)
-        found = False if known is None else known.has(transaction)
-        return await self._look(state, account, transaction) if found is None else found
+        has_sent = False if known is None else known.has(transaction)
+        return await self._look(state, account, transaction) if has_sent is None else has_sent
 
     def _list(self, state: NetworkState, account: str, now: float) -> _SentList | None:
-        found = self._lists.get((state.network_id, account))
-        return None if found is None or now - found.read_at > LIST_S else found
+        sent = self._lists.get((state.network_id, account))
+        return None if sent is None or now - sent.read_at > LIST_S else sent
 
     async def _read_once(self, state: NetworkState, account: str) -> None:
         """Read the account's list, or wait for the read that is under way."""
