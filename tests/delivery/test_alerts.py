@@ -256,7 +256,7 @@ async def test_alert_that_was_not_recorded_is_raised_again(accounts: Accounts, m
         transaction = connection.transaction()
         await transaction.start()
         (row,) = await accounts.store.watched("", 1000, TODAY)
-        found = accounts.watch._found(row, TODAY)
+        found = accounts.watch._alerts_of(row, TODAY)
         assert await accounts.store.sender.raise_all(connection, account, found) == 1
         await transaction.rollback()
     assert await accounts.raised(account) == []
