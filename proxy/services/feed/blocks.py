@@ -122,10 +122,10 @@ class BlockSource:
 
     async def latest(self, upstream: Upstream) -> ChainBlock:
         """Return the head of one upstream."""
-        found = read_block(await result_of(Probe(upstream, *HEAD_BLOCK_CALL)))
-        if found is None:
+        block = read_block(await result_of(Probe(upstream, *HEAD_BLOCK_CALL)))
+        if block is None:
             raise BlockUnavailable("no head")
-        return self._cache(found)
+        return self._cache(block)
 
     async def newest(self) -> int:
         """Query every upstream and return the highest block number; with three or more upstreams, the second highest."""
@@ -139,18 +139,18 @@ class BlockSource:
             if (cached := self._cached.get(block_hash)) is not None:
                 return cached
             params = b'["%b",false]' % block_hash.encode()
-            found = read_block(await self._call_source_first("eth_getBlockByHash", params, source))
-            if found is not None and found.hash == block_hash:
-                return self._cache(found)
+            block = read_block(await self._call_source_first("eth_getBlockByHash", params, source))
+            if block is not None and block.hash == block_hash:
+                return self._cache(block)
             await asyncio.sleep(PAUSE_S * attempt)
         raise BlockUnavailable(f"no block {block_hash}")
 
     async def by_number(self, number: int, source: Upstream | None = None) -> ChainBlock:
         params = b'["0x%x",false]' % number
-        found = read_block(await self._call_source_first("eth_getBlockByNumber", params, source))
-        if found is None or found.number != number:
+        block = read_block(await self._call_source_first("eth_getBlockByNumber", params, source))
+        if block is None or block.number != number:
             raise BlockUnavailable(f"no block {number}")
-        return self._cache(found)
+        return self._cache(block)
 
     async def prefetch(self, numbers: Sequence[int], source: Upstream | None = None) -> None:
         """Fetch several blocks concurrently into the cache. Failures are ignored: `by_hash` requests those blocks again."""
@@ -272,16 +272,16 @@ def read_logs(result: bytes | None) -> list[LogRecord] | None:
 def read_receipts(result: bytes | None) -> list[LogRecord] | None:
     """Parse the logs of a block's receipts; None for anything else."""
     try:
-        found = [read_logs(bytes(receipt.logs)) for receipt in _receipts(result or jsonrpc.NULL)]
+        by_receipt = [read_logs(bytes(receipt.logs)) for receipt in _receipts(result or jsonrpc.NULL)]
     except jsonrpc.NOT_JSON:
         return None
-    return None if None in found else [log for logs in found for log in logs or ()]
+    return None if None in by_receipt else [log for logs in by_receipt for log in logs or ()]
 
 
-def _checked(found: list[LogRecord] | None, block: ChainBlock) -> list[LogRecord]:
-    if found is None or any(log.block_hash != block.hash for log in found):
+def _checked(logs: list[LogRecord] | None, block: ChainBlock) -> list[LogRecord]:
+    if logs is None or any(log.block_hash != block.hash for log in logs):
         raise BlockUnavailable(f"no logs of block {block.number}")
-    return found
+    return logs
 
 
 def _quantity(text: str) -> int | None:

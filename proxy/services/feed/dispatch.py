@@ -342,16 +342,16 @@ class LogDispatch:
 
     def _publish_slice(self, sent: SentBlock, logs: list[LogRecord], start: int) -> None:
         """Publish logs of a block. `start`: the index of the first of them in the block."""
-        made: dict[int, FeedEvent] = {}
+        by_number: dict[int, FeedEvent] = {}
         for log_filter, matching in self._index.match(logs).items():
             for number in matching:
-                if number not in made:
-                    made[number] = FeedEvent(bytes(logs[number].raw), sent.block.number)
-            events = [made[number] for number in matching]
+                if number not in by_number:
+                    by_number[number] = FeedEvent(bytes(logs[number].raw), sent.block.number)
+            events = [by_number[number] for number in matching]
             for listener, (since, _) in tuple(self._listeners.get(log_filter, {}).items()):
                 if since < sent.position:
                     listener.on_events(events)
-        self._remember(sent, {start + number: event.result for number, event in made.items()})
+        self._remember(sent, {start + number: event.result for number, event in by_number.items()})
 
     def _remember(self, sent: SentBlock, logs: Mapping[int, bytes]) -> None:
         """Remember logs of a published block, so that they can be removed."""

@@ -22,8 +22,8 @@ _FEEDS: dict[FeedKind, Callable[[Route, FeedTerms], NetworkFeed]] = {
 
 def feeds_of(networks: Networks, terms: FeedTerms) -> Feeds:
     """Families without subscriptions or event streams have no feed."""
-    found = {name: _kind(route) for name, route in networks.routes.items()}
-    return Feeds({name: _FEEDS[kind](networks.routes[name], terms) for name, kind in found.items() if kind})
+    kinds = {name: _kind(route) for name, route in networks.routes.items()}
+    return Feeds({name: _FEEDS[kind](networks.routes[name], terms) for name, kind in kinds.items() if kind})
 
 
 def _kind(route: Route) -> FeedKind | None:

@@ -184,12 +184,12 @@ class PendingTransactions:
             self._fetch_later(_text_or_empty(notification))
 
     async def _poll(self, source: FeedSource) -> None:
-        made = await result_of(Probe(source.upstream, "eth_newPendingTransactionFilter"))
-        if made is None:
+        filter_id = await result_of(Probe(source.upstream, "eth_newPendingTransactionFilter"))
+        if filter_id is None:
             raise SourceFailed("it did not create a filter")
         self._set_ready(frozenset((False, True)))
         while self._sources.is_best(source, self._clock()):
-            changes = await result_of(Probe(source.upstream, "eth_getFilterChanges", b"[%b]" % made))
+            changes = await result_of(Probe(source.upstream, "eth_getFilterChanges", b"[%b]" % filter_id))
             try:
                 self._on_hashes(_hashes(changes or jsonrpc.NULL))
             except jsonrpc.NOT_JSON as exc:
@@ -213,11 +213,11 @@ class PendingTransactions:
                 await self._wake.wait()
             tx_hash = self._unfetched.popleft()
             try:
-                found = await self._paid_blocks.call("eth_getTransactionByHash", msgspec.json.encode([tx_hash]))
+                transaction = await self._paid_blocks.call("eth_getTransactionByHash", msgspec.json.encode([tx_hash]))
             except BlockUnavailable:
                 continue
-            if found != jsonrpc.NULL:
-                self._channels[True].publish(tx_hash, found)
+            if transaction != jsonrpc.NULL:
+                self._channels[True].publish(tx_hash, transaction)
 
 
 def _text_or_empty(notification: bytes) -> str:

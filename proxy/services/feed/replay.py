@@ -258,10 +258,10 @@ class Replay:
             raise BlockUnavailable(f"no logs of blocks {first} to {last}") from None
         async with self._memory(size):
             for batch in _batches(raws):
-                found = read_logs(batch)
-                if found is None:
+                records = read_logs(batch)
+                if records is None:
                     raise Unavailable(GIVEN_UP)
-                wanted = [log for log in found if first <= log.block <= last and log_filter.matches(log)]
+                wanted = [log for log in records if first <= log.block <= last and log_filter.matches(log)]
                 self.on_events([FeedEvent(bytes(log.raw), log.block) for log in wanted])
                 await next_turn()
                 await self.room()

@@ -194,8 +194,8 @@ class SvmPoller:
 
     def _payer_of(self, work: _PollWork) -> Listener:
         for channel in work.channels:
-            if (found := channel.listeners.of_account(work.account)) is not None:
-                return found
+            if (payer := channel.listeners.of_account(work.account)) is not None:
+                return payer
         raise Unavailable("the account has unsubscribed")
 
     # The work of one round

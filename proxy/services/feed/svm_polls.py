@@ -265,11 +265,11 @@ class MentionPoll:
         events: list[FeedEvent] = []
         with suppress(RpcError, Fault):
             for each in reversed(new):
-                found = _landed(await ask("getTransaction", [each.signature, self._transaction_config]))
-                if found is None:
+                landed = _landed(await ask("getTransaction", [each.signature, self._transaction_config]))
+                if landed is None:
                     break
                 self._until = each.signature
-                events.append(_logs_event(found.slot, each.signature, found.meta))
+                events.append(_logs_event(landed.slot, each.signature, landed.meta))
         return events  # The next poll starts at the first transaction that could not be read.
 
     @property
@@ -306,12 +306,12 @@ class BlockLogsPoll:
     async def _block(self, ask: Ask, slot: int) -> list[_PolledLanded]:
         config = {"commitment": self._commitment, "encoding": "json", "transactionDetails": "full", "rewards": False}
         try:
-            found = _block(await ask("getBlock", [slot, {**config, "maxSupportedTransactionVersion": 0}]))
+            block = _block(await ask("getBlock", [slot, {**config, "maxSupportedTransactionVersion": 0}]))
         except RpcError as exc:
             if _code(exc.error).code in SKIPPED:
                 return []
             raise
-        return [] if found is None else found.transactions
+        return [] if block is None else block.transactions
 
     def _events_of(self, slot: int, transactions: list[_PolledLanded]) -> list[FeedEvent]:
         return [
