@@ -195,8 +195,8 @@ class ConnectionLimiter:
     def trusts(self, address: str) -> bool:
         if not self._trusted:
             return False
-        found = address_of(address)
-        return found is not None and any(found in block for block in self._trusted)
+        parsed = address_of(address)
+        return parsed is not None and any(parsed in block for block in self._trusted)
 
     def client_of_headers(self, peer: str, data: bytes) -> str:
         """The address that a trusted proxy forwards in these unparsed headers. Empty if the peer is not trusted."""

@@ -74,13 +74,13 @@ class RecordSplitter:
 
     def start(self, beginning: bytes) -> RecordStart | None:
         """`beginning`: the bytes of a record before its body. None if it is not as our upstreams write it."""
-        found = self._known.get(beginning)
-        if found is None:
-            found = _read(beginning)
-            if found is not None and len(beginning) <= LONGEST_KNOWN:
+        start = self._known.get(beginning)
+        if start is None:
+            start = _read(beginning)
+            if start is not None and len(beginning) <= LONGEST_KNOWN:
                 make_room(self._known, MOST_KNOWN)
-                self._known[beginning] = found
-        return found
+                self._known[beginning] = start
+        return start
 
 
 def _phrase(status: int) -> str:
@@ -96,5 +96,5 @@ def _read(beginning: bytes) -> RecordStart | None:
 
 
 def _read_whole(record: bytes) -> tuple[RecordStart, bytes | memoryview]:
-    found: RestRecord = read_record(record)
-    return RecordStart(found.status, found.headers), body_of(found)
+    decoded: RestRecord = read_record(record)
+    return RecordStart(decoded.status, decoded.headers), body_of(decoded)

@@ -249,7 +249,7 @@ class ReplyWriter:
         limit, remaining, reset = context.rate_lines(headers.key, now)
         state = headers.route.state
         block = self.block if self.flight is None else self.flight.block
-        found = state.tip_lines.get(self.cache) if block == state.tip else None
+        kept_lines = state.tip_lines.get(self.cache) if block == state.tip else None
         request_id = headers.request_id or context.request_id()
         reply = (
             context.ok_stamp,
@@ -258,7 +258,7 @@ class ReplyWriter:
             remaining,
             reset,
             units_line(self.units),
-            found_lines(state, self.cache, block) if found is None else found,
+            found_lines(state, self.cache, block) if kept_lines is None else kept_lines,
             self._extra_lines() if context.adds_lines or self.left <= 1 else b"",
             REPLY_LENGTHS[size] if size < 1024 else reply_length(size),
             self.id,
@@ -299,7 +299,7 @@ class ReplyWriter:
         limit, remaining, reset = context.rate_lines(headers.key, now)
         state = headers.route.state
         block = self.block if self.flight is None else self.flight.block
-        found = state.tip_lines.get(self.cache) if block == state.tip else None
+        kept_lines = state.tip_lines.get(self.cache) if block == state.tip else None
         request_id = headers.request_id or context.request_id()
         reply = (
             start.lines_of_any,
@@ -310,7 +310,7 @@ class ReplyWriter:
             remaining,
             reset,
             units_line(self.units),
-            found_lines(state, self.cache, block) if found is None else found,
+            found_lines(state, self.cache, block) if kept_lines is None else kept_lines,
             self._extra_lines() if context.adds_lines or self.left <= 1 else b"",
             VARIES if is_large else b"",
             length_line(size),
@@ -340,12 +340,12 @@ class ReplyWriter:
 
     def _finish_error(self, error: bytes) -> None:
         """Send the reply to a GET whose call has ended with an error."""
-        found = reply_to_error(error)
-        if isinstance(found, Fault):
-            start = RecordStart(found.status, {"Content-Type": "application/json", **found.headers})
-            self._finish_body(orjson.dumps(found.body(self._context.site)), start)
+        reply = reply_to_error(error)
+        if isinstance(reply, Fault):
+            start = RecordStart(reply.status, {"Content-Type": "application/json", **reply.headers})
+            self._finish_body(orjson.dumps(reply.body(self._context.site)), start)
         else:
-            self._finish_body(body_of(found), RecordStart(found.status, found.headers))
+            self._finish_body(body_of(reply), RecordStart(reply.status, reply.headers))
 
     def _write_whole(self, result: bytes | msgspec.Raw) -> None:
         """Send a large result that was not streamed: a cached one, or one that several callers wait for. It is not copied, and

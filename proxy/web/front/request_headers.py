@@ -277,12 +277,12 @@ class RequestHeaderReader:
     def _build_get(
         self, reader: RouteRequestReader, raw: bytes, location: RestLocation, lines: list[bytes]
     ) -> RequestHeaders | None:
-        found = self._found(lines)
-        if found is None or found.get(LENGTH, _NO_BODY) != _NO_BODY:
+        by_role = self._by_role(lines)
+        if by_role is None or by_role.get(LENGTH, _NO_BODY) != _NO_BODY:
             return None
-        key = self._key(location.keys, found)
+        key = self._key(location.keys, by_role)
         rest = None if key is None else reader.read(location, lines)
-        return None if key is None or rest is None else self._finished(raw, 0, location.route, key, found, rest)
+        return None if key is None or rest is None else self._finished(raw, 0, location.route, key, by_role, rest)
 
     def _locate(self, line: bytes, lines: list[bytes]) -> tuple[Route | None, tuple[str, ...]]:
         """The route of a request line with keys in its target, or an alias, and the keys. Several hosts are refused later."""
@@ -315,28 +315,30 @@ class RequestHeaderReader:
     def _parse_lines(
         self, raw: bytes, route: Route, keys: tuple[str, ...], lines: list[bytes]
     ) -> RequestHeaders | None:
-        found = self._found(lines)
-        return None if found is None else self._build(raw, route, keys, found)
+        by_role = self._by_role(lines)
+        return None if by_role is None else self._build(raw, route, keys, by_role)
 
-    def _found(self, lines: list[bytes]) -> dict[int, bytes] | None:
+    def _by_role(self, lines: list[bytes]) -> dict[int, bytes] | None:
         """The values of lines by their role; None if one of them is left to aiohttp, or is there twice."""
-        found: dict[int, bytes] = {}
+        by_role: dict[int, bytes] = {}
         for line in lines:
             role = self._role_of(line)
-            if role == LEAVE or role in found:
+            if role == LEAVE or role in by_role:
                 return None
             if role != PASS:
-                found[role] = line.partition(b":")[2].strip(b" \t")
-        return found
+                by_role[role] = line.partition(b":")[2].strip(b" \t")
+        return by_role
 
-    def _build(self, raw: bytes, route: Route, keys: tuple[str, ...], found: dict[int, bytes]) -> RequestHeaders | None:
-        length = found.get(LENGTH, b"")
+    def _build(
+        self, raw: bytes, route: Route, keys: tuple[str, ...], by_role: dict[int, bytes]
+    ) -> RequestHeaders | None:
+        length = by_role.get(LENGTH, b"")
         if not _DIGITS.fullmatch(length) or not 0 < int(length) <= min(self._max_body, route.max_body):
             return None
-        if not _JSON.fullmatch(found.get(TYPE, _JSON_TYPE)):
+        if not _JSON.fullmatch(by_role.get(TYPE, _JSON_TYPE)):
             return None
-        key = self._key(keys, found)
-        return None if key is None else self._finished(raw, int(length), route, key, found, None)
+        key = self._key(keys, by_role)
+        return None if key is None else self._finished(raw, int(length), route, key, by_role, None)
 
     def _finished(
         self,
@@ -344,17 +346,17 @@ class RequestHeaderReader:
         length: int,
         route: Route,
         key: Key,
-        found: dict[int, bytes],
+        by_role: dict[int, bytes],
         rest: RouteRequest | None,
     ) -> RequestHeaders | None:
-        connection = found.get(CONNECTION, _KEPT).lower()
-        if not _HOST.fullmatch(found.get(HOST, b"/")) or connection not in (_KEPT, _CLOSED):
+        connection = by_role.get(CONNECTION, _KEPT).lower()
+        if not _HOST.fullmatch(by_role.get(HOST, b"/")) or connection not in (_KEPT, _CLOSED):
             return None
         try:
-            directives = self._directives(found, key, route)
+            directives = self._directives(by_role, key, route)
         except InvalidRequest:
             return None
-        given = found.get(ID, b"")
+        given = by_role.get(ID, b"")
         return RequestHeaders(
             len(raw),
             length,
@@ -362,27 +364,27 @@ class RequestHeaderReader:
             route,
             directives=directives,
             request_id=given if _REQUEST_ID.fullmatch(given) else b"",
-            encoding=encodings.accepted(found.get(ENCODINGS, b"").decode("latin-1")),
+            encoding=encodings.accepted(by_role.get(ENCODINGS, b"").decode("latin-1")),
             closes=connection == _CLOSED,
             rest=rest,
         )
 
-    def _directives(self, found: dict[int, bytes], key: Key, route: Route) -> Directives | None:
+    def _directives(self, by_role: dict[int, bytes], key: Key, route: Route) -> Directives | None:
         """The directives of a request. Raises InvalidRequest for those that aiohttp's handler refuses, whatever the reason."""
         given = [
-            (directive, found[FIRST_DIRECTIVE + index].decode("latin-1"))
+            (directive, by_role[FIRST_DIRECTIVE + index].decode("latin-1"))
             for index, directive in enumerate(DIRECTIVES)
-            if FIRST_DIRECTIVE + index in found
+            if FIRST_DIRECTIVE + index in by_role
         ]
-        read = directives.read(given, fresh=b"no-cache" in found.get(CACHE, b"").lower())
+        read = directives.read(given, fresh=b"no-cache" in by_role.get(CACHE, b"").lower())
         if directives.refusal(given, key.directives) or directives.unknown_upstream(read, route.labels):
             raise InvalidRequest("refused")
         if read is not None and read.fault is not None:
             raise InvalidRequest("faults are made by aiohttp's handlers")
         return read
 
-    def _key(self, in_url: tuple[str, ...], found: dict[int, bytes]) -> Key | None:
-        named, authorization = found.get(KEY, b""), found.get(AUTHORIZATION, b"")
+    def _key(self, in_url: tuple[str, ...], by_role: dict[int, bytes]) -> Key | None:
+        named, authorization = by_role.get(KEY, b""), by_role.get(AUTHORIZATION, b"")
         if not (named.isascii() and authorization.isascii()):
             return None
         presented = presented_key((named.decode("ascii"),), (authorization.decode("ascii"),), in_url)

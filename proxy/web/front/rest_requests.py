@@ -112,9 +112,9 @@ class RouteRequestReader:
         route = self._routes.get(f"{chain}/{network}")
         return None if route is None else RestLocation(route, path, query, target.keys)
 
-    def read(self, found: RestLocation, lines: Sequence[bytes]) -> RouteRequest | None:
+    def read(self, location: RestLocation, lines: Sequence[bytes]) -> RouteRequest | None:
         """The request with these significant header lines."""
-        rest = family_of(found.route.network).rest
+        rest = family_of(location.route.network).rest
         headers: dict[str, str] = {}
         for line in lines:
             name, _, value = line.partition(b":")
@@ -125,14 +125,14 @@ class RouteRequestReader:
         accept = headers.pop(_ACCEPT.decode(), "")
         if rest is None or EVENT_STREAM in accept:
             return None
-        request = RestTarget("GET", found.path, found.query, accept, headers)
+        request = RestTarget("GET", location.path, location.query, accept, headers)
         try:
             # To say what is wrong with a target takes longer than to find out that it is.
-            if not self._targets.lists("GET", found.path, found.route):
+            if not self._targets.lists("GET", location.path, location.route):
                 return None
-            method, params = self._targets.read(request, found.route, rest)
+            method, params = self._targets.read(request, location.route, rest)
         except (BadTarget, Fault):
             return None
         if params.accept == EVENT_STREAM:
             return None
-        return RouteRequest((method, write_params(params), _NO_ID), found.route.policies[method])
+        return RouteRequest((method, write_params(params), _NO_ID), location.route.policies[method])

@@ -42,10 +42,10 @@ class TlsListener:
 
     def renew(self, certificates: Certificates) -> None:
         """Use these certificates for new connections."""
-        found = certificates.contexts(self._tls)
-        self._default = found[0][1]
+        contexts = certificates.contexts(self._tls)
+        self._default = contexts[0][1]
         # If several certificates have the same name, the first one is used.
-        self._by_name = {name: context for names, context in reversed(found) for name in names}
+        self._by_name = {name: context for names, context in reversed(contexts) for name in names}
 
     def _choose(self, connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, base: ssl.SSLContext) -> None:
         connection.context = self._context_for((name or "").lower())
