@@ -60,9 +60,9 @@ class EventStreams:
             client.end()
             sockets.remove(client)
 
-    async def _finish(self, request: web.Request, client: EventClient, found: bytes | RpcError) -> web.StreamResponse:
-        if isinstance(found, RpcError):
-            return self._api.refuse(InvalidRequest(read_error(found.error).message))
+    async def _finish(self, request: web.Request, client: EventClient, result: bytes | RpcError) -> web.StreamResponse:
+        if isinstance(result, RpcError):
+            return self._api.refuse(InvalidRequest(read_error(result.error).message))
         reply = web.StreamResponse(headers=_HEADERS)
         self._api.add_common_headers(request, reply)
         reply.force_close()  # The end of the stream is the end of the connection: clients connect again.

@@ -62,10 +62,10 @@ class HeldReply(HeldResultWaiter, PendingReply):
         else:
             self.on_error(NO_ROOM)
 
-    def reply(self, id_: bytes, found: bytes | RpcError) -> list[bytes | memoryview]:
+    def reply(self, id_: bytes, result: bytes | RpcError) -> list[bytes | memoryview]:
         """The reply under this id, once, for what `result` has returned or raised."""
-        if isinstance(found, RpcError):
-            return [jsonrpc.error_reply(id_, found.error)]
+        if isinstance(result, RpcError):
+            return [jsonrpc.error_reply(id_, result.error)]
         pieces, self._pieces = self._pieces, []
         return [jsonrpc.result_start(id_), *pieces]
 
@@ -167,8 +167,8 @@ class RpcHandler:
         share = self._rpc.reply_share(key.account.id)
         pending = HeldReply(share)
 
-        async def finish(found: bytes | RpcError) -> list[bytes | memoryview]:
-            return pending.reply(call[2], found) if call[2] else []
+        async def finish(result: bytes | RpcError) -> list[bytes | memoryview]:
+            return pending.reply(call[2], result) if call[2] else []
 
         return await self._calls.serve(request, (route, key, call), pending, finish), share
 

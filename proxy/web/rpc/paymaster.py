@@ -180,12 +180,12 @@ class PaymasterHandler:
 
 def _params(raw: bytes) -> list[Any]:
     try:
-        found = parse_bounded(raw)
+        params = parse_bounded(raw)
     except RefusedJson as exc:
         raise BadOperation(f"params: {exc}") from None
-    if not isinstance(found, list):
+    if not isinstance(params, list):
         raise BadOperation("params: must be an array")
-    return found
+    return params
 
 
 def _number(value: Any) -> int | None:
@@ -195,9 +195,9 @@ def _number(value: Any) -> int | None:
         return None
 
 
-def _of_version(found: Sponsorship) -> dict[str, Any]:
+def _of_version(sponsorship: Sponsorship) -> dict[str, Any]:
     """The members for the EntryPoint's version (ERC-7677): 0.6 has one, later ones have several."""
-    fields = fields_of(found)
+    fields = fields_of(sponsorship)
     both = fields.pop("paymasterAndData", None)
     return {"paymasterAndData": both} if both is not None else dict(fields)
 

@@ -175,13 +175,13 @@ class RestCallHandler:
         share = self._rpc.reply_share(key.account.id)
         pending = StreamedReply(share)
 
-        async def finish(found: bytes | RpcError) -> web.StreamResponse:
-            if isinstance(found, RpcError):
-                shown = reply_to_error(found.error)
+        async def finish(result: bytes | RpcError) -> web.StreamResponse:
+            if isinstance(result, RpcError):
+                shown = reply_to_error(result.error)
                 if isinstance(shown, Fault):
                     return self._api.refuse(shown)
                 return web.Response(status=shown.status, body=body_of(shown), headers=shown.headers)
-            record = split_record(found)
+            record = split_record(result)
             if pending.is_streamed:
                 return await self._write(
                     request, web.StreamResponse(status=record.status, headers=record.headers), pending
@@ -195,9 +195,9 @@ class RestCallHandler:
         share = self._rpc.reply_share(key.account.id)
         pending = HeldReply(share)
 
-        async def finish(found: bytes | RpcError) -> web.StreamResponse:
-            status = 500 if isinstance(found, RpcError) else 200
-            return HeldResponse(pending.reply(call[2], found), share, status=status, headers=JSON_TYPE)
+        async def finish(result: bytes | RpcError) -> web.StreamResponse:
+            status = 500 if isinstance(result, RpcError) else 200
+            return HeldResponse(pending.reply(call[2], result), share, status=status, headers=JSON_TYPE)
 
         return await self._calls.serve(request, (route, key, call), pending, finish)
 

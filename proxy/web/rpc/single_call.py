@@ -59,15 +59,15 @@ class SingleCalls:
         outcome: Outcome | None = None
         try:
             try:
-                found: bytes | RpcError = await result_or_leave(request, pending)
+                result: bytes | RpcError = await result_or_leave(request, pending)
                 outcome = "results"
             except RpcError as exc:
-                found, outcome = exc, "errors"
+                result, outcome = exc, "errors"
                 state.failure = exc.error.decode("utf-8", "replace")
             self._describe(state, pending)
             if subscriber is not None:
                 state.began_after_s = time.monotonic() - began
-            return await finish(found)
+            return await finish(result)
         except Fault as fault:
             pending.units = accounting.refund(key, fault, pending.units)
             state.units, outcome = pending.units or None, outcome_of(fault)
