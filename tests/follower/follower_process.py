@@ -32,7 +32,7 @@ class KillSink:
     def __init__(self, left: int) -> None:
         self._left = left
 
-    async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
+    async def write(self, connection: DatabaseConnection, network: Followed, facts: Sequence[BlockFacts]) -> None:
         self._count_down()
 
     async def undo(

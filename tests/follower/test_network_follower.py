@@ -66,9 +66,9 @@ class BlockRecorder:
         async with connected(database) as connection:
             await connection.execute("create table recorded_blocks (block bigint primary key, hash bytea not null)")
 
-    async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
-        rows = [(piece.last, piece.hash) for piece in found]
-        assert all(piece.header is not None and piece.blocks == 1 for piece in found)
+    async def write(self, connection: DatabaseConnection, network: Followed, facts: Sequence[BlockFacts]) -> None:
+        rows = [(piece.last, piece.hash) for piece in facts]
+        assert all(piece.header is not None and piece.blocks == 1 for piece in facts)
         await connection.executemany("insert into recorded_blocks values ($1, $2)", rows)
 
     async def undo(
@@ -420,8 +420,8 @@ class FailingSink(BlockRecorder):
 
     fails = True
 
-    async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
-        await super().write(connection, network, found)
+    async def write(self, connection: DatabaseConnection, network: Followed, facts: Sequence[BlockFacts]) -> None:
+        await super().write(connection, network, facts)
         if self.fails:
             raise asyncpg.IntegrityConstraintViolationError("no")
 

@@ -155,10 +155,10 @@ class Backfill:
 
     async def _followed(self, term: LeaderSession) -> Followed:
         """The network's index. If the follower never ran, this sets its first block."""
-        found = await term.read()
-        if found.cursor is None:
+        followed = await term.read()
+        if followed.cursor is None:
             return await begin(self.reader, term, await self.reader.head(), start=self.start)
-        return found
+        return followed
 
     async def _missing(self, term: LeaderSession, followed: Followed, first: int, last: int | None) -> list[Missing]:
         holdings = await term.uncovered(self.contract, first, self.progress.last)
@@ -183,10 +183,10 @@ class Backfill:
             await transfers.open_tables(connection, term.number, parts[0].first, parts[-1].last, span=span)
 
     async def _load_covered(self, term: LeaderSession, parts: Sequence[Missing]) -> None:
-        found: defaultdict[bytes, list[tuple[int, int]]] = defaultdict(list)
+        covered: defaultdict[bytes, list[tuple[int, int]]] = defaultdict(list)
         for contract, low, high in await term.covered_contracts(parts[0].first, parts[-1].last):
-            found[contract].append((low, high))
-        self._covered = dict(found)
+            covered[contract].append((low, high))
+        self._covered = dict(covered)
 
     async def _fill(
         self,
@@ -202,14 +202,14 @@ class Backfill:
         work, spent = WorkList(parts), self._credits()
         reading = LaneReader(lanes, partial(self._read, checks, term.number), _size)
         writing: asyncio.Task[None] | None = None
-        async for found in reading.ranges(work, group):
+        async for ranges in reading.ranges(work, group):
             await self._wait_for_follower(term, report)
             # Encoded while the ranges before are being written.
-            rows = HoldingRows.of(_summed(found))
+            rows = HoldingRows.of(_summed(ranges))
             if writing is not None:
                 await writing
             self.progress.calls = checks.calls
-            writing = group.create_task(self._write_or_wait(term, found, rows, report))
+            writing = group.create_task(self._write_or_wait(term, ranges, rows, report))
             if 0 < limits.credits <= self._credits() - spent and work:
                 await writing
                 raise InvalidRequest(
@@ -242,13 +242,13 @@ class Backfill:
     async def _write_or_wait(
         self,
         term: LeaderSession,
-        found: Sequence[ReadRange],
+        ranges: Sequence[ReadRange],
         rows: HoldingRows,
         report: Callable[[BackfillProgress], None],
     ) -> None:
         while True:
             try:
-                await self._write(term, found, rows)
+                await self._write(term, ranges, rows)
             except Unavailable as exc:
                 if not isinstance(exc.__cause__, asyncpg.DiskFullError):
                     raise
@@ -261,20 +261,22 @@ class Backfill:
                 return
 
     async def _read(self, checks: RangeChecks, network: int, reader: BlockReader, part: Missing) -> ReadRange:
-        found = await reader.blocks(part.first, part.last) if part.needs_logs else None
+        block_facts = await reader.blocks(part.first, part.last) if part.needs_logs else None
         coins = Coins()
         if part.needs_blocks:
             for first in range(part.first, part.last + 1, BLOCKS_AT_ONCE):
                 numbers = range(first, min(first + BLOCKS_AT_ONCE, part.last + 1))
                 await asyncio.gather(*(self._read_coins(checks, reader, part, number, coins) for number in numbers))
-        return self._prepared(network, part, found, coins)
+        return self._prepared(network, part, block_facts, coins)
 
-    def _prepared(self, network: int, part: Missing, found: BlockFacts | None, coins: Coins) -> ReadRange:
-        moved, odd = ([], 0) if found is None else (found.transfers, found.odd)
+    def _prepared(self, network: int, part: Missing, block_facts: BlockFacts | None, coins: Coins) -> ReadRange:
+        moved, odd = ([], 0) if block_facts is None else (block_facts.transfers, block_facts.odd)
         kept = [*(each for each in moved if each.standard in part.categories), *coins.transfers]
-        places = coins.places if found is None or not part.categories else {**places_of(found), **coins.places}
-        if self._covered and found is not None:
-            moved, odd = facts.transfers_of(log for log in found.logs if not self._is_covered(log))
+        places = (
+            coins.places if block_facts is None or not part.categories else {**places_of(block_facts), **coins.places}
+        )
+        if self._covered and block_facts is not None:
+            moved, odd = facts.transfers_of(log for log in block_facts.logs if not self._is_covered(log))
         changes = HoldingChanges()
         if part.holdings:
             changes.add(moved)
@@ -309,19 +311,19 @@ class Backfill:
                 ) from None
             raise ReadFailed(f"block {number} could not be traced: {exc}") from None
 
-    async def _write(self, term: LeaderSession, found: Sequence[ReadRange], rows: HoldingRows) -> None:
+    async def _write(self, term: LeaderSession, ranges: Sequence[ReadRange], rows: HoldingRows) -> None:
         async with term.transaction() as connection:
-            await _write_history(connection, term.number, found)
+            await _write_history(connection, term.number, ranges)
             # Late, because the follower waits for these rows, and coverage last: it may wait for that while it holds rows of
             # holdings.
             await holdings.add_rows(connection, term.number, rows)
-            for each in found:
+            for each in ranges:
                 ends = (each.part.first, each.part.last)
                 if each.part.holdings:
                     await blocks.cover(connection, term.number, self.contract, ranges=[ends])
                 if each.part.categories:
                     await transfers.cover(connection, term.number, each.part.categories, blocks=ends)
-        for each in found:
+        for each in ranges:
             self.progress.done += each.part.last - each.part.first + 1
             self.progress.block = max(self.progress.block, each.part.last)
             self.progress.transfers += each.transfers
@@ -342,9 +344,9 @@ def _size(reader: BlockReader, part: Missing) -> int:
     return min(most, COIN_BLOCKS) if part.needs_blocks else most
 
 
-def _summed(found: Sequence[ReadRange]) -> HoldingChanges:
+def _summed(ranges: Sequence[ReadRange]) -> HoldingChanges:
     whole = HoldingChanges()
-    for each in found:
+    for each in ranges:
         whole.include(each.changes)
     return whole
 
@@ -362,35 +364,39 @@ def _history(
     return history
 
 
-async def _write_history(connection: DatabaseConnection, network: int, found: Sequence[ReadRange]) -> None:
+async def _write_history(connection: DatabaseConnection, network: int, ranges: Sequence[ReadRange]) -> None:
     """Add transfers to blocks that may have transfers of other categories already."""
-    histories = [each.history for each in found]
+    histories = [each.history for each in ranges]
     numbers = [number for each in histories for number in each.numbers]
     if not numbers:
         return
     if known := await transfers.transactions_of(connection, network, numbers):
-        histories = [_with_known(network, each, known) for each in found]
+        histories = [_with_known(network, each, known) for each in ranges]
     rows = [row for each in histories for row in each.rows]
     await transfers.write(connection, network, [row for each in histories for row in each.blocks()], rows)
     await transfers.extend(connection, network, {k: v for each in histories for k, v in each.extended().items()})
 
 
-def _with_known(network: int, found: ReadRange, known: Mapping[int, bytes]) -> BlockHistory:
+def _with_known(network: int, read_range: ReadRange, known: Mapping[int, bytes]) -> BlockHistory:
     """The same history, but for the blocks that have rows."""
-    mine = {number: known[number] for number in found.history.numbers if number in known}
-    return _history(network, found.part.categories, found.kept, found.places, mine) if mine else found.history
+    mine = {number: known[number] for number in read_range.history.numbers if number in known}
+    return (
+        _history(network, read_range.part.categories, read_range.kept, read_range.places, mine)
+        if mine
+        else read_range.history
+    )
 
 
 def _pieces(holdings: Sequence[tuple[int, int]], categories: Mapping[int, Sequence[tuple[int, int]]]) -> list[Missing]:
     """Ranges in each of which the same is missing."""
     every = [*holdings, *(part for parts in categories.values() for part in parts)]
     cuts = sorted({edge for low, high in every for edge in (low, high + 1)})
-    found = []
+    missing = []
     for first, after in pairwise(cuts):
         needed = frozenset(each for each, parts in categories.items() if _has(parts, first))
         if needed or _has(holdings, first):
-            found.append(Missing(first, after - 1, _has(holdings, first), needed))
-    return found
+            missing.append(Missing(first, after - 1, _has(holdings, first), needed))
+    return missing
 
 
 def _has(parts: Sequence[tuple[int, int]], block: int) -> bool:

@@ -160,10 +160,10 @@ class BlockReader:
 
     async def head(self) -> Header:
         """Return the newest block of an upstream."""
-        found = _header(await self._call("eth_getBlockByNumber", b'["latest",false]', reports_head=True))
-        if found is None:
+        header = _header(await self._call("eth_getBlockByNumber", b'["latest",false]', reports_head=True))
+        if header is None:
             raise ReadFailed("no head")
-        return found
+        return header
 
     async def header(self, number: int) -> Header | None:
         """Return the header, or None if the chain is shorter."""
@@ -180,8 +180,8 @@ class BlockReader:
         if query.demand.receipts:
             receipts = await self.receipts(header, number)
             logs = [log for receipt in receipts for log in receipt.logs if query.matches(log)]
-            found = _checked(header, header, logs, alone=True, has_all_logs=query.demand.topics is None)
-            return replace(found, failed=failed_of(receipts))
+            block = _checked(header, header, logs, alone=True, has_all_logs=query.demand.topics is None)
+            return replace(block, failed=failed_of(receipts))
         logs = await self._logs_of(header, number, query.members)
         if not logs and query.may_match(header):
             verified = await self._verify_empty(header, number, query)
@@ -203,26 +203,28 @@ class BlockReader:
         if not names:
             return []
         try:
-            found = _receipts(await self._call("eth_getBlockReceipts", b'["0x%x"]' % number, least_head=number))
+            receipts = _receipts(await self._call("eth_getBlockReceipts", b'["0x%x"]' % number, least_head=number))
         except ReadFailed as exc:
             if not exc.error or upstream_errors.classify(exc.error).kind != "unsupported":
                 raise
-            found = []
+            receipts = []
             for at in range(0, len(names), RECEIPTS_AT_ONCE):
-                found += await asyncio.gather(*(self._receipt(each, number) for each in names[at:][:RECEIPTS_AT_ONCE]))
-        if len(found) != len(names) or any(receipt.block_hash != header.hash for receipt in found):
+                receipts += await asyncio.gather(
+                    *(self._receipt(each, number) for each in names[at:][:RECEIPTS_AT_ONCE])
+                )
+        if len(receipts) != len(names) or any(receipt.block_hash != header.hash for receipt in receipts):
             raise ReadFailed(f"the receipts of block {number} are incomplete or belong to another block")
-        return found
+        return receipts
 
     async def _receipt(self, name: str, number: int) -> Receipt:
         result = await self._call("eth_getTransactionReceipt", b'["%b"]' % name.encode(), least_head=number)
         try:
-            found = facts.read_receipt(result)
+            receipt = facts.read_receipt(result)
         except msgspec.DecodeError as exc:
             raise ReadFailed(f"malformed receipt: {exc}") from None
-        if found is None:
+        if receipt is None:
             raise ReadFailed(f"the receipt of transaction {name} is missing")
-        return found
+        return receipt
 
     async def _logs_of(self, header: Header, number: int, members: bytes, *, elsewhere: bool = False) -> list[ChainLog]:
         comma = b"," if members else b""
@@ -266,12 +268,12 @@ class BlockReader:
         try:
             async with asyncio.TaskGroup() as group:
                 ends = [group.create_task(self.existing_header(number)) for number in {first, last}]
-                found = group.create_task(self._logs(LogRange(first, last, query.members)))
+                reading = group.create_task(self._logs(LogRange(first, last, query.members)))
         except BaseExceptionGroup as failed:
             # The first failure; the other tasks were cancelled because of it.
             raise failed.exceptions[0] from None
         headers = {int(task.result().number, 16): task.result() for task in ends}
-        logs = found.result()
+        logs = reading.result()
         self.range_size.read(last - first + 1, len(logs))
         if headers.keys() != {first, last}:
             raise ReadFailed(f"requested blocks {first} and {last}, but got others")
@@ -295,13 +297,13 @@ class BlockReader:
     async def _find_times(self, logs: list[ChainLog], headers: Mapping[int, Header]) -> None:
         """Add the times of their blocks to logs of an upstream that does not return them."""
         missing = {int(log.block_number, 16) for log in logs if log.block_timestamp is None}
-        found = dict(headers)
-        wanted = sorted(missing - found.keys())
+        by_number = dict(headers)
+        wanted = sorted(missing - by_number.keys())
         for at in range(0, len(wanted), HEADERS_AT_ONCE):
             part = wanted[at : at + HEADERS_AT_ONCE]
-            found |= zip(part, await asyncio.gather(*map(self.existing_header, part)), strict=True)
+            by_number |= zip(part, await asyncio.gather(*map(self.existing_header, part)), strict=True)
         for log in logs:
-            header = found.get(int(log.block_number, 16)) if log.block_timestamp is None else None
+            header = by_number.get(int(log.block_number, 16)) if log.block_timestamp is None else None
             if header is not None and header.hash != log.block_hash:
                 raise ReadFailed(f"logs of a block {int(header.number, 16)} that was replaced")
             if header is not None:
@@ -328,14 +330,14 @@ class BlockReader:
 
     async def _logs(self, blocks: LogRange) -> list[ChainLog]:
         try:
-            found = _logs(await self._call("eth_getLogs", blocks.params(), least_head=blocks.last))
+            logs = _logs(await self._call("eth_getLogs", blocks.params(), least_head=blocks.last))
         except ReadFailed as exc:
             part = self._narrowed(blocks, exc.error)
             if part is None:
                 raise
         else:
-            if self._checks is None or len(found) not in CAPS or blocks.blocks == 1:
-                return found
+            if self._checks is None or len(logs) not in CAPS or blocks.blocks == 1:
+                return logs
             # Perhaps truncated without an error: its halves decide.
             part = next(blocks.chunks((blocks.blocks + 1) // 2))
             self.range_size.refused(part.blocks)

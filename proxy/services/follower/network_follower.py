@@ -230,11 +230,11 @@ class NetworkFollower:
 
     async def _load(self, term: LeaderSession, head: Header) -> None:
         """Load the cursor. A new network gets its first block."""
-        found = await term.read()
-        if found.cursor is None:
-            found = await begin(self._reader, term, head, start=self._start)
-        assert found.cursor is not None
-        self.network, self.cursor = found, found.cursor
+        followed = await term.read()
+        if followed.cursor is None:
+            followed = await begin(self._reader, term, head, start=self._start)
+        assert followed.cursor is not None
+        self.network, self.cursor = followed, followed.cursor
         self._show()
 
     # Reading and writing
@@ -280,29 +280,29 @@ class NetworkFollower:
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
 
-    async def _write(self, term: LeaderSession, found: Sequence[BlockFacts]) -> None:
+    async def _write(self, term: LeaderSession, facts: Sequence[BlockFacts]) -> None:
         """Write blocks in one transaction: the cursor first, which locks out any other writer, then everything else."""
         assert self.network is not None
         cursor = self.cursor
-        for piece in found:
+        for piece in facts:
             if piece.parent != cursor.hash or piece.first != cursor.number + 1:
                 raise ParentMismatch(f"block {piece.first} does not follow block {cursor.number}")
             cursor = BlockId(piece.last, piece.hash)
         below = cursor.number - self.keep
         async with term.transaction() as connection:
-            await blocks.move(connection, term.number, cursor=self.cursor, to=cursor, time=found[-1].time)
+            await blocks.move(connection, term.number, cursor=self.cursor, to=cursor, time=facts[-1].time)
             for sink in self._sinks:
-                await sink.write(connection, self.network, found)
-            await blocks.record(connection, term.number, [BlockId(piece.last, piece.hash) for piece in found])
-            if found[-1].header is None:
+                await sink.write(connection, self.network, facts)
+            await blocks.record(connection, term.number, [BlockId(piece.last, piece.hash) for piece in facts])
+            if facts[-1].header is None:
                 below = cursor.number
-            if found[-1].header is None or cursor.number // SETTLE_BLOCKS != self.cursor.number // SETTLE_BLOCKS:
+            if facts[-1].header is None or cursor.number // SETTLE_BLOCKS != self.cursor.number // SETTLE_BLOCKS:
                 await blocks.delete_below(connection, term.number, below)
                 for sink in self._sinks:
                     await sink.settle(connection, self.network, below)
             await blocks.notify(connection, term.number)
         self.cursor = cursor
-        telemetry.followed_blocks_total.labels(self.label).inc(sum(piece.blocks for piece in found))
+        telemetry.followed_blocks_total.labels(self.label).inc(sum(piece.blocks for piece in facts))
         self._show()
 
     def _show(self) -> None:
@@ -392,11 +392,11 @@ async def begin(reader: BlockReader, term: LeaderSession, head: Header, *, start
 
 async def forget(term: LeaderSession, sinks: Sequence[FollowerSink]) -> None:
     """Delete the whole index of the network in one transaction."""
-    found = await term.read()
+    followed = await term.read()
     async with term.transaction() as connection:
         await blocks.reset(connection, term.number)
         for sink in sinks:
-            await sink.forget(connection, found)
+            await sink.forget(connection, followed)
 
 
 async def _read_or_failure(
@@ -414,12 +414,12 @@ async def _next_pieces(window: deque[asyncio.Task[BlockFacts | ReadFailed]]) -> 
     first = await window.popleft()
     if isinstance(first, ReadFailed):
         raise first
-    found, count = [first], len(first.logs)
+    pieces, count = [first], len(first.logs)
     while window and window[0].done() and count < LOGS_PER_WRITE:
         more = window[0].result()
         if isinstance(more, ReadFailed):
             break
         del window[0]
-        found.append(more)
+        pieces.append(more)
         count += len(more.logs)
-    return found
+    return pieces

@@ -144,16 +144,16 @@ class LaneReader(Generic[P, R]):
             failure: ReadFailed | None = None
             for task in [each for each in under_way if each.done()]:
                 lane, range_work = under_way.pop(task)
-                found = task.result()
-                if not isinstance(found, ReadFailed):
+                outcome = task.result()
+                if not isinstance(outcome, ReadFailed):
                     lane.succeeded()
                     gaps = 0
-                    ready.append(found)
+                    ready.append(outcome)
                     continue
                 lane.failed(asyncio.get_running_loop().time())
-                gaps += work.failed(range_work, lane.name, self._names, str(found))
+                gaps += work.failed(range_work, lane.name, self._names, str(outcome))
                 if gaps >= GAPS_IN_A_ROW:
-                    failure = found
+                    failure = outcome
             if ready:
                 self._start(work, under_way, group)
                 yield ready
@@ -170,10 +170,10 @@ class LaneReader(Generic[P, R]):
         now = asyncio.get_running_loop().time()
         while len(under_way) < MOST_AHEAD:
             for lane in sorted(self._lanes, key=lambda each: each.under_way):
-                found = self._next(work, lane) if lane.has_room(now) else None
-                if found is not None:
+                range_work = self._next(work, lane) if lane.has_room(now) else None
+                if range_work is not None:
                     lane.began()
-                    under_way[group.create_task(self._attempt(lane, found.part))] = lane, found
+                    under_way[group.create_task(self._attempt(lane, range_work.part))] = lane, range_work
                     break
             else:
                 return
@@ -191,7 +191,7 @@ class LaneReader(Generic[P, R]):
 
 async def _any_done(tasks: Iterable[asyncio.Task[R]]) -> None:
     """Wait for a task, or a moment: a lane may end its pause."""
-    if found := [*tasks]:
-        await asyncio.wait(found, timeout=PAUSE_S, return_when=asyncio.FIRST_COMPLETED)
+    if waited_for := [*tasks]:
+        await asyncio.wait(waited_for, timeout=PAUSE_S, return_when=asyncio.FIRST_COMPLETED)
     else:
         await asyncio.sleep(PAUSE_S / 2)

@@ -45,7 +45,7 @@ class FollowerSink(Protocol):
     @property
     def receipts(self) -> bool: ...
 
-    async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
+    async def write(self, connection: DatabaseConnection, network: Followed, facts: Sequence[BlockFacts]) -> None:
         """Write the facts of blocks, in order. A block with a header may be undone later, a range is not."""
 
     async def undo(
@@ -68,7 +68,7 @@ class HoldingsSink:
     transactions = False
     receipts = False
 
-    async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
+    async def write(self, connection: DatabaseConnection, network: Followed, facts: Sequence[BlockFacts]) -> None:
         if not network.indexes_holdings:
             raise IndexIncomplete(
                 "its holdings were kept in another database, those in this one are incomplete: "
@@ -76,7 +76,7 @@ class HoldingsSink:
             )
         whole = HoldingChanges()
         packed = []
-        for piece in found:
+        for piece in facts:
             if piece.header is None:
                 whole.add(piece.transfers)
             else:
@@ -110,7 +110,7 @@ class NoHoldingsSink:
     transactions = False
     receipts = False
 
-    async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
+    async def write(self, connection: DatabaseConnection, network: Followed, facts: Sequence[BlockFacts]) -> None:
         await blocks.leave_out_holdings(connection, network.number)
 
     async def undo(
@@ -157,18 +157,18 @@ class TransfersSink:
 
     receipts = transactions
 
-    async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
-        first, last = found[0].first, found[-1].last
+    async def write(self, connection: DatabaseConnection, network: Followed, facts: Sequence[BlockFacts]) -> None:
+        first, last = facts[0].first, facts[-1].last
         if network is not self._term or first != self._next or last > self._opened:
             await self._open(connection, network, first, last + transfers.AHEAD)
         history = BlockHistory(network.number, self.categories)
-        for piece in found:
+        for piece in facts:
             history.add(piece)
             if NATIVE in self.categories:
                 history.add(piece, _native(piece))
         await transfers.write(connection, network.number, history.blocks(), history.rows)
         if INTERNAL in self.categories:
-            await trace_jobs.add(connection, network.id, [(piece.last, piece.hash) for piece in found])
+            await trace_jobs.add(connection, network.id, [(piece.last, piece.hash) for piece in facts])
         self._term, self._next = network, last + 1
 
     async def _open(self, connection: DatabaseConnection, network: Followed, first: int, last: int) -> None:
@@ -257,10 +257,10 @@ class BlockHistory:
         for transfer in moved:
             if transfer.standard not in categories:
                 continue
-            found = hashes.get(transfer.block)
-            if found is None:
-                found = hashes[transfer.block] = {}
-            tx = found.setdefault(transfer.transaction, len(found))
+            of_block = hashes.get(transfer.block)
+            if of_block is None:
+                of_block = hashes[transfer.block] = {}
+            tx = of_block.setdefault(transfer.transaction, len(of_block))
             rows.append(transfers.packed(network, tx, transfer))
 
     def blocks(self) -> list[BlockRow]:
@@ -298,9 +298,9 @@ def places_of(piece: BlockFacts) -> dict[int, tuple[bytes, int]]:
 
 def topics_of(sinks: Sequence[FollowerSink]) -> frozenset[str] | None:
     """The topics that any of the sinks needs; None means all logs."""
-    found: set[str] = set()
+    topics: set[str] = set()
     for sink in sinks:
         if sink.topics is None:
             return None
-        found |= sink.topics
-    return frozenset(found)
+        topics |= sink.topics
+    return frozenset(topics)
