@@ -214,7 +214,7 @@ MUTANTS = {
         Mutant(
             "other-chain-accepted",
             f"{_RPC}.tracker",
-            "is_ours = lookup.identity(found.values) == expected",
+            "is_ours = lookup.identity(answer.values) == expected",
             "is_ours = True",
         ),
         Mutant("key-without-params", f"{_CORE}.caching", "    text = method + params\n", "    text = method\n"),

@@ -403,11 +403,11 @@ class CallBatch:
         if not any(item.pieces() for item in self.items if not item.reply):
             replies = [item.reply for item in self.items if item.reply]
             return [b"[%b]" % b",".join(replies)] if replies else []
-        found: list[Piece] = []
+        parts: list[Piece] = []
         for item in self.items:
             if pieces := item.pieces():
-                found += (b"," if found else b"[", *pieces)
-        return [*found, b"]"] if found else []
+                parts += (b"," if parts else b"[", *pieces)
+        return [*parts, b"]"] if parts else []
 
     def body(self) -> bytes:
         return b"".join(self.pieces())

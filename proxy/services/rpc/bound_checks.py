@@ -50,13 +50,13 @@ class BoundChecks:
 
     def adopt(self) -> None:
         """Take over what other processes have found."""
-        found = [(health, text) for health in self._state.group.members if (text := self._polls.bounds_of(health))]
-        for health, text in found:
+        reported = [(health, text) for health in self._state.group.members if (text := self._polls.bounds_of(health))]
+        for health, text in reported:
             health.bounds.adopt(text)
             for kind in self._lookups:
                 if health.bounds.of(kind) is not None:
                     self._due_at[health.index, kind] = self._clock() + CONFIRM_S
-        if found:
+        if reported:
             self._state.note_bounds()
 
     async def check(self) -> None:
@@ -81,8 +81,8 @@ class BoundChecks:
             return
         upstream.health.saw_head(head, self._clock())
         for kind in self._lookups:
-            if (found := await self._found(upstream, kind)) is not None:
-                upstream.health.bounds.found(kind, found)
+            if (bound := await self._bound_of(upstream, kind)) is not None:
+                upstream.health.bounds.found(kind, bound)
 
     async def _check(self, upstream: Upstream, kind: DataKind) -> None:
         health, now = upstream.health, self._clock()
@@ -92,17 +92,17 @@ class BoundChecks:
             return
         # No other task of this process searches at the same time.
         self._due_at[health.index, kind] = math.inf
-        found = None
+        bound = None
         try:
-            found = await self._found(upstream, kind)
+            bound = await self._bound_of(upstream, kind)
         finally:
-            self._due_at[health.index, kind] = self._clock() + (AGAIN_S if found is None else CONFIRM_S)
-        if found is not None:
-            health.bounds.found(kind, found)
+            self._due_at[health.index, kind] = self._clock() + (AGAIN_S if bound is None else CONFIRM_S)
+        if bound is not None:
+            health.bounds.found(kind, bound)
             self._polls.share_bounds(health, self._clock())
             self._state.note_bounds()
 
-    async def _found(self, upstream: Upstream, kind: DataKind) -> Bound | None:
+    async def _bound_of(self, upstream: Upstream, kind: DataKind) -> Bound | None:
         """The bound; None if it cannot be found now."""
         known, lookup = upstream.health.bounds.of(kind), self._lookups[kind]
         if known is not None:

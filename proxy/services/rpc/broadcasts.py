@@ -145,11 +145,11 @@ class HighestResult(Broadcast):
 def _chosen(dispatcher: Dispatcher, call: Call, now: float, tried: int, known: int) -> Upstream | None:
     """An upstream that was not tried. Operators that do not have the transaction yet come first, unless all of their upstreams
     have a higher tier."""
-    found = dispatcher.choose(call, now, tried)
-    if found is None or not known >> found.health.index & 1:
-        return found
+    upstream = dispatcher.choose(call, now, tried)
+    if upstream is None or not known >> upstream.health.index & 1:
+        return upstream
     other = dispatcher.choose(call, now, tried | known)
-    return found if other is None or other.health.tier > found.health.tier else other
+    return upstream if other is None or other.health.tier > upstream.health.tier else other
 
 
 def _of_operator(route: Route, operator: str) -> int:

@@ -74,11 +74,11 @@ class FilterIds:
             caller.on_flight(flight)
             dispatcher.launch(flight, now)
             return
-        found = self._read(params, route, key)
-        if found is None:
+        filter_ = self._read(params, route, key)
+        if filter_ is None:
             caller.on_error(NOT_FOUND)
             return
-        upstream, own_id, asked = found
+        upstream, own_id, asked = filter_
         same = route.policies.get(policy.method.same_as)
         waiter: Waiter = caller
         if same is not None and asked:
@@ -128,8 +128,8 @@ class FilterIds:
         """The upstream that gave this token to this key."""
         if not token or len(token) > _MOST_TOKEN or not tag.isascii():
             return None
-        found = [each for each in route.upstreams if hmac.compare_digest(tag, self._tag(each, key, token))]
-        return found[0] if found else None
+        givers = [each for each in route.upstreams if hmac.compare_digest(tag, self._tag(each, key, token))]
+        return givers[0] if givers else None
 
     def with_token(self, result: bytes, path: str, key: Key, upstream: Upstream) -> bytes:
         """The result with a tag before the token of its next page, if it has one."""

@@ -352,22 +352,22 @@ class Flight:
 
     def attempts(self, now: float) -> list[RecordedAttempt]:
         """All attempts so far, in the order in which they ended."""
-        found = [] if self.attempt_log is None else list(self.attempt_log)
+        attempts = [] if self.attempt_log is None else list(self.attempt_log)
         if self.attempt_log is None and self.answered_by is not None:
-            found.append((self.answered_by.label, self.last_began - self.began, now - self.last_began, "answered"))
+            attempts.append((self.answered_by.label, self.last_began - self.began, now - self.last_began, "answered"))
         if self.first is not None:
-            found.append((self.first.label, self.first_at - self.began, now - self.first_at, "under way"))
+            attempts.append((self.first.label, self.first_at - self.began, now - self.first_at, "under way"))
         if self.second is not None:
-            found.append((self.second.label, self.second_at - self.began, now - self.second_at, "under way"))
-        return found
+            attempts.append((self.second.label, self.second_at - self.began, now - self.second_at, "under way"))
+        return attempts
 
     def last_sent(self, upstream: Upstream) -> float:
         """When the last attempt with this upstream that has ended began; 0 if there was none."""
-        found = 0.0
+        began_at = 0.0
         for label, after_s, _, _ in self.attempt_log or ():
             if label == upstream.label:
-                found = max(found, self.began + after_s)
-        return found
+                began_at = max(began_at, self.began + after_s)
+        return began_at
 
     def note_failure(self, upstream: Upstream, reason: str) -> None:
         """For the trace of the call, if there is one: an attempt that is about to end has failed."""
@@ -531,14 +531,14 @@ class Flight:
     def take_joined(self) -> list[tuple[Caller, Call]]:
         """The callers that joined and have not left, each with the call for it alone. They no longer wait for this flight."""
         present = {id(waiter) for waiter in self.waiters}
-        found = [
+        joined = [
             (caller, self.call.alone(client, payer))
             for caller, client, payer in self.joined or ()
             if id(caller) in present
         ]
         self.waiters = self.waiters[:1]
         self.joined, self.joined_by = None, ()
-        return found
+        return joined
 
     def leave(self, waiter: Waiter) -> None:
         """The waiter no longer wants the result. A read without waiters is cancelled; a write is completed."""

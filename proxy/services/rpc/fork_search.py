@@ -54,12 +54,12 @@ class ForkSearch:
         votes = await self._votes_at(min([each.head for each in near], default=0), near)
         winner = await self._winner(votes, [*near, *behind])
         # An upstream that reports no hash cannot be compared.
-        found: dict[UpstreamHealth, Standing] = {each: "good" for each in heard if not each.head_hash}
-        found |= {health: "good" if block_hash == winner else "forked" for health, block_hash in votes}
+        standings: dict[UpstreamHealth, Standing] = {each: "good" for each in heard if not each.head_hash}
+        standings |= {health: "good" if block_hash == winner else "forked" for health, block_hash in votes}
         if judges := _judges([health for health, block_hash in votes if block_hash == winner]):
-            found |= await self._compared_with(judges, behind)
+            standings |= await self._compared_with(judges, behind)
             await self._move_anchor(judges)
-        return found
+        return standings
 
     def _heard(self) -> list[UpstreamHealth]:
         now, heads = self._clock(), self._state.heads
@@ -83,7 +83,7 @@ class ForkSearch:
 
     async def _votes_at(self, number: int, voters: Sequence[UpstreamHealth]) -> list[Vote]:
         hashes = await asyncio.gather(*[self._hash_at(number, each) for each in voters])
-        return [(health, found) for health, found in zip(voters, hashes, strict=True) if found]
+        return [(health, block_hash) for health, block_hash in zip(voters, hashes, strict=True) if block_hash]
 
     async def _hash_at(self, number: int, health: UpstreamHealth) -> str:
         """The hash of one upstream's block; empty if it has none."""
@@ -94,8 +94,8 @@ class ForkSearch:
         lookup = self._lookups.block
         assert lookup is not None
         upstream = self._state.upstreams[health.index]
-        found = await look_up(upstream, lookup, lookup.given(number), within_s=REPLY_S)
-        block = lookup.block(found.values or {})
+        answer = await look_up(upstream, lookup, lookup.given(number), within_s=REPLY_S)
+        block = lookup.block(answer.values or {})
         return block[1] if block is not None and block[0] == number else ""
 
     # The winner
@@ -119,7 +119,7 @@ class ForkSearch:
             return tied
         number, expected = anchor
         hashes = await asyncio.gather(*[self._hash_at(number, _first_of(branch, votes)) for branch in tied])
-        left = [branch for branch, found in zip(tied, hashes, strict=True) if found in (expected, "")]
+        left = [branch for branch, block_hash in zip(tied, hashes, strict=True) if block_hash in (expected, "")]
         return left if left or len(tied) == 1 else tied
 
     async def _most_final(self, tied: list[str], votes: list[Vote]) -> list[str]:
@@ -132,8 +132,8 @@ class ForkSearch:
     async def _final_of(self, health: UpstreamHealth) -> int:
         lookup = self._lookups.final
         assert lookup is not None
-        found = await look_up(self._state.upstreams[health.index], lookup, within_s=REPLY_S)
-        number = lookup.number(found.values or {})
+        answer = await look_up(self._state.upstreams[health.index], lookup, within_s=REPLY_S)
+        number = lookup.number(answer.values or {})
         return -1 if number is None else number
 
     # The others
@@ -142,8 +142,8 @@ class ForkSearch:
         self, judges: Sequence[UpstreamHealth], behind: Sequence[UpstreamHealth]
     ) -> dict[UpstreamHealth, Standing]:
         hashes = await asyncio.gather(*[self._hashes_at(each.head, judges) for each in behind])
-        found = [(each, _standing(each.head_hash, known)) for each, known in zip(behind, hashes, strict=True)]
-        return {each: standing for each, standing in found if standing is not None}
+        standings = [(each, _standing(each.head_hash, known)) for each, known in zip(behind, hashes, strict=True)]
+        return {each: standing for each, standing in standings if standing is not None}
 
     async def _move_anchor(self, judges: Sequence[UpstreamHealth]) -> None:
         """Remember a newer final block from time to time."""
@@ -151,9 +151,9 @@ class ForkSearch:
         final, anchor = min([each.head for each in judges]) - depth, self._polls.anchor
         if final <= 0 or (anchor is not None and 0 <= final - anchor[0] < max(1, depth // 2)):
             return
-        found = await self._hashes_at(final, judges)
-        if len(found) == 1 and "" not in found:
-            self._polls.set_anchor(final, found.pop(), self._clock())
+        hashes = await self._hashes_at(final, judges)
+        if len(hashes) == 1 and "" not in hashes:
+            self._polls.set_anchor(final, hashes.pop(), self._clock())
 
     async def _hashes_at(self, number: int, judges: Sequence[UpstreamHealth]) -> set[str]:
         """The hashes that the judges have; an empty one for each that has none or does not answer."""

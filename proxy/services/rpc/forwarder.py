@@ -168,8 +168,8 @@ class Forwarder:
         if policy.takes_highest(params, directives):
             caller.on_source("miss", route.state.tip)
             highest, most = HighestResult(caller), policy.most_asked
-            made = Call(policy, params, client=client, payer=payer, directives=directives)
-            asked = highest.choose(route, made, now, most)
+            forwarded = Call(policy, params, client=client, payer=payer, directives=directives)
+            asked = highest.choose(route, forwarded, now, most)
             if asked < most:
                 self._refund(caller, payer, (most - asked) * route.state.price(policy, params))
             highest.send_chosen(route.dispatcher, now)
@@ -194,12 +194,12 @@ class Forwarder:
             return None
         elif _needs_no_flight((caller, policy, params), route, now, directives, client=client, payer=payer):
             return None
-        made = _call(
+        forwarded = _call(
             policy, params, route, client=client, payer=payer, directives=directives, cache_key=cache_key, holder=holder
         )
-        flight = route.dispatcher.new_flight(made, caller, now)
+        flight = route.dispatcher.new_flight(forwarded, caller, now)
         caller.on_flight(flight)
-        if made.cache_key is not None and route.coalesces and (directives is None or directives.may_join):
+        if forwarded.cache_key is not None and route.coalesces and (directives is None or directives.may_join):
             route.state.register(flight)
         return flight
 
@@ -250,8 +250,8 @@ def _needs_no_flight(
         return True
     if route.broadcast > 1 and policy.may_broadcast and (directives is None or not directives.upstream):
         broadcast = Broadcast(caller)
-        made = Call(policy, params, client=client, payer=payer, directives=directives)
-        broadcast.choose(route, made, now, route.broadcast)
+        forwarded = Call(policy, params, client=client, payer=payer, directives=directives)
+        broadcast.choose(route, forwarded, now, route.broadcast)
         broadcast.send_chosen(route.dispatcher, now)
         return True
     return False

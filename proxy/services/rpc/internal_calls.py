@@ -65,10 +65,10 @@ class InternalCalls:
         self, network: Network, method: str, *params: Any, fresh: bool = False, is_shared: bool = False
     ) -> int:
         """The number that the result is. Raises Unavailable if the upstream replies with anything else."""
-        found = quantity(await self.raw(network, method, *params, fresh=fresh, is_shared=is_shared))
-        if found is None:
+        number = quantity(await self.raw(network, method, *params, fresh=fresh, is_shared=is_shared))
+        if number is None:
             raise Unavailable(f"{network.id} does not answer {method} with a number at the moment; try again shortly")
-        return found
+        return number
 
     async def raw(
         self,
@@ -122,32 +122,36 @@ class InternalCalls:
     ) -> list[bytes | RpcError]:
         """Like `call_many`, not decoded."""
         route, meter = self.route(network), meter_of_task.get()
-        made: list[AwaitedCall] = [
+        awaited: list[AwaitedCall] = [
             (PendingReply(), route.policies[method], orjson.dumps(params)) for method, params in calls
         ]
         if meter is None:
-            return await self._send(route, made, None, fresh=fresh)
+            return await self._send(route, awaited, None, fresh=fresh)
         results: list[bytes | RpcError] = []
-        for part, price in _portions(route, made, meter):
+        for part, price in _portions(route, awaited, meter):
             await meter.pay(price)
             results += await self._send(route, part, meter, fresh=fresh)
         return results
 
     async def _send(
-        self, route: Route, made: Sequence[AwaitedCall], meter: Meter | None, *, fresh: bool
+        self, route: Route, awaited: Sequence[AwaitedCall], meter: Meter | None, *, fresh: bool
     ) -> list[bytes | RpcError]:
-        for pending, _, _ in made:
+        for pending, _, _ in awaited:
             _list(pending)
         directives = traced(FRESH if fresh else None, current_span.get())
         client = client_of_task.get()
         self._forwarder.forward_all(
-            made, route, None, time.monotonic(), directives=directives, client=client, meter=meter
+            awaited, route, None, time.monotonic(), directives=directives, client=client, meter=meter
         )
-        results = await asyncio.gather(*(pending.result() for pending, _, _ in made), return_exceptions=True)
+        results = await asyncio.gather(*(pending.result() for pending, _, _ in awaited), return_exceptions=True)
         if meter is not None:
             meter.owe(sum(reading_units(len(each)) for each in results if isinstance(each, bytes)))
             meter.answered_here(
-                sum(route.state.price_of_all(policy, raw) for each, policy, raw in made if not _reached_upstream(each))
+                sum(
+                    route.state.price_of_all(policy, raw)
+                    for each, policy, raw in awaited
+                    if not _reached_upstream(each)
+                )
             )
         return [_raised(result) for result in results]
 
@@ -162,11 +166,13 @@ class InternalCalls:
         return route
 
 
-def _portions(route: Route, made: Sequence[AwaitedCall], meter: Meter) -> Iterator[tuple[Sequence[AwaitedCall], int]]:
+def _portions(
+    route: Route, awaited: Sequence[AwaitedCall], meter: Meter
+) -> Iterator[tuple[Sequence[AwaitedCall], int]]:
     """The calls in parts that can be paid for at once, each with its price. A part is sent when it is paid for, so the next one
     is priced only then."""
     most, part, price = meter.portion, list[AwaitedCall](), 0
-    for call in made:
+    for call in awaited:
         one = route.state.price_of_all(call[1], call[2])
         if part and (price + one > most or len(part) == MOST_AT_ONCE):
             yield part, price
@@ -191,13 +197,13 @@ def _list(pending: PendingReply) -> None:
 
 def attempts_of(calls: Iterable[PendingReply], began: float) -> list[RecordedAttempt]:
     """The attempts of all these calls, counted from this time, in the order in which they began."""
-    now, found = time.monotonic(), list[RecordedAttempt]()
+    now, recorded = time.monotonic(), list[RecordedAttempt]()
     for flight in {call.flight: None for call in calls}:
         if flight is not None:
             later_s, what = flight.began - began, f"{READING}{flight.policy.method.name}, "
             attempts = flight.attempts(now)
-            found += [(label, after_s + later_s, took_s, what + how) for label, after_s, took_s, how in attempts]
-    return sorted(found, key=itemgetter(1))
+            recorded += [(label, after_s + later_s, took_s, what + how) for label, after_s, took_s, how in attempts]
+    return sorted(recorded, key=itemgetter(1))
 
 
 def _raised(result: bytes | BaseException) -> bytes | RpcError:

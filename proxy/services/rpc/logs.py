@@ -89,11 +89,11 @@ class RangeQuery:
     @classmethod
     def of(cls, flight: Flight, tip: int) -> RangeQuery | None:
         """The query of a call; None if it cannot be split."""
-        found = log_range.parse(flight.params, tip)
-        if found is None or flight.policy.method.data != "traces":
-            return None if found is None else cls(found)
+        query = log_range.parse(flight.params, tip)
+        if query is None or flight.policy.method.data != "traces":
+            return None if query is None else cls(query)
         # Nodes differ in the block where a range of traces without a beginning begins.
-        paged = found.unpaged() if b'"fromBlock"' in flight.params else None
+        paged = query.unpaged() if b'"fromBlock"' in flight.params else None
         return None if paged is None else cls(*paged, of_traces=True)
 
     def halves(self, part: LogRange, error: bytes) -> tuple[LogRange, LogRange] | None:

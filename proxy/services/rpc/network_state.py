@@ -84,8 +84,8 @@ class SharedHead:
     @property
     def holder(self) -> int:
         """An upstream that has the tip, as `holder_of` names it; 0 if none is known."""
-        found = self._holders[self._place]
-        return found >> 16 if found & TIP_BITS == self.tip & TIP_BITS else 0
+        packed = self._holders[self._place]
+        return packed >> 16 if packed & TIP_BITS == self.tip & TIP_BITS else 0
 
     def publish(self, tip: int, short_hash: int = 0, *, is_lower: bool = False, holder: int = 0) -> int:
         self._holders[self._place] = holder << 16 | tip & TIP_BITS
@@ -260,10 +260,10 @@ class NetworkState:
 
     def is_sampled(self) -> bool:
         """A read begins on the short path, which keeps nothing. Returns whether an observer must see its reply."""
-        found = False
+        wanted = False
         for observer in self.read_observers:
-            found |= observer.wants_next()
-        return found
+            wanted |= observer.wants_next()
+        return wanted
 
     def short_read_answered(
         self, account: str, policy: MethodPolicy, params: bytes, reply: bytes, upstream: Upstream, took_s: float
@@ -524,8 +524,8 @@ class NetworkState:
     def _mark_tip(self) -> bool:
         """Bind recent replies to the hash of the tip. Returns whether they may have been read at another block."""
         tip = self.heads.tip
-        found = [member for member in heard_of(self.group.members, self._noted_at) if member.head == tip]
-        reports = [(member.head_at, member.head_hash) for member in found if member.head_hash and not member.silent]
+        at_tip = [member for member in heard_of(self.group.members, self._noted_at) if member.head == tip]
+        reports = [(member.head_at, member.head_hash) for member in at_tip if member.head_hash and not member.silent]
         short_hash = short_hash_of(max(reports)[1]) if reports else 0
         was = self._short_hash if self._hashed_tip == tip else 0
         if short_hash:

@@ -147,13 +147,13 @@ class Route:
             or (self.is_live and not key.live)
         ):
             return _NONE
-        found = self._short.get(key.scopes)
-        if found is None:
-            found = {
+        policies = self._short.get(key.scopes)
+        if policies is None:
+            policies = {
                 name: policy for name, policy in self.policies.items() if policy.short and key.scopes & policy.scope
             }
-            self._short[key.scopes] = found
-        return found
+            self._short[key.scopes] = policies
+        return policies
 
 
 class Networks:

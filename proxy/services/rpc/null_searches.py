@@ -58,12 +58,12 @@ class NullSearches:
         left_s = flight.began + dispatcher.call_timeout_s - time.monotonic()
         meter = self._meters.open(flight.call.payer, within_s=left_s) if isinstance(flight.call.payer, Key) else None
         meter_of_task.set(meter)
-        found: bytes | Fault = jsonrpc.NULL
+        result: bytes | Fault = jsonrpc.NULL
         try:
             async with asyncio.timeout(max(0.0, left_s)):
-                found = await search()
+                result = await search()
         except RateLimited as refusal:
-            found = refusal
+            result = refusal
         except (Fault, RpcError, TimeoutError) as exc:
             log.info("a search for a null result failed", extra={"what": self._what, "why": type(exc).__name__})
         except Exception:
@@ -71,10 +71,10 @@ class NullSearches:
         finally:
             self._open.discard(flight)
         if meter is not None:
-            flight.charge(meter.key, meter.settle(0), found if isinstance(found, Fault) else None)
+            flight.charge(meter.key, meter.settle(0), result if isinstance(result, Fault) else None)
             flight.on_waited(meter.waited_s)
         if not flight.done:
-            deliver(found)
+            deliver(result)
 
 
 def hash_in(params: bytes) -> bytes | None:

@@ -146,20 +146,20 @@ class OwnMethods:
 
 
 async def _result(handler: OwnMethod, network: Network, params: bytes) -> bytes:
-    found = await handler(network, _listed(params))
-    return found if isinstance(found, bytes) else orjson.dumps(found)
+    result = await handler(network, _listed(params))
+    return result if isinstance(result, bytes) else orjson.dumps(result)
 
 
 def _listed(params: bytes) -> list[Any]:
     if len(params) > MOST_PARAMS:
         raise RpcError(jsonrpc.error(jsonrpc.INVALID_PARAMS, f"params must have at most {MOST_PARAMS} bytes"))
     try:
-        found = parse_bounded(params) if params else []
+        values = parse_bounded(params) if params else []
     except RefusedJson as exc:
         raise RpcError(jsonrpc.error(jsonrpc.INVALID_PARAMS, f"params: {exc}")) from None
-    if not isinstance(found, list):
+    if not isinstance(values, list):
         raise RpcError(jsonrpc.error(jsonrpc.INVALID_PARAMS, "params must be an array"))
-    return found
+    return values
 
 
 def _as_invalid_params(exc: RpcError | Fault) -> RpcError | Fault:

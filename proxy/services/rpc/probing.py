@@ -53,14 +53,14 @@ async def look_up(
 ) -> LookupAnswer:
     """Make the calls of a lookup one after the other. `values`: those that are given. `skips_errors`: a call that the upstream
     refuses does not end the lookup. `rules`: what errors mean in the chain's family."""
-    found, lacked = dict(values or {}), list[str]()
+    known, lacked = dict(values or {}), list[str]()
     for call in lookup.calls:
-        probe = Probe(upstream, *call.with_values(found), rules=rules)
+        probe = Probe(upstream, *call.with_values(known), rules=rules)
         result = await result_of(probe, within_s)
         if result is None and skips_errors and probe.is_answered:
             continue
         if result is None:
             return LookupAnswer(None, probe.is_answered, error=probe.error)
-        found |= call.values_in(result)
+        known |= call.values_in(result)
         lacked += call.lacked_in(result)
-    return LookupAnswer(found, is_answered=True, lacked=tuple(lacked))
+    return LookupAnswer(known, is_answered=True, lacked=tuple(lacked))

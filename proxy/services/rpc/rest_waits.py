@@ -72,7 +72,7 @@ class RestWaits:
     def _send_round(self, now: float, full: set[str]) -> bool:
         """Send one call of each account, unless no upstream takes calls of its method: those are added to `full`. Returns
         whether one was sent."""
-        found = False
+        has_sent = False
         for client in [*self._waiting]:
             first = self._waiting.first_of(client)
             if first is None or first[1].policy.method.name in full:
@@ -86,8 +86,8 @@ class RestWaits:
             if upstream is not None:
                 flight.start_over()
                 dispatcher.send(flight, upstream, now)
-                found = True
-        return found
+                has_sent = True
+        return has_sent
 
     def _pop(self, client: str) -> tuple[Dispatcher, Flight]:
         dispatcher, flight, _ = self._waiting.pop(client)

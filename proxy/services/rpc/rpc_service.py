@@ -177,7 +177,7 @@ class RpcService:
             return [], 0
         if not 1 < len(calls) <= upstream.batches.of(key.account.id):
             return [], 0
-        found, units = [], 0
+        plain, units = [], 0
         for call in calls:
             policy = route.policies.get(call[0])
             if policy is None or not key.scopes & policy.scope or not may_be_plain(policy, call):
@@ -188,8 +188,8 @@ class RpcService:
                 units += route.state.price(policy, call[1])
             else:
                 return [], 0
-            found.append((policy, call))
-        return found, units
+            plain.append((policy, call))
+        return plain, units
 
 
 def fault_of(why: Fault | MalformedCall) -> Fault:

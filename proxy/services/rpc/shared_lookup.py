@@ -45,12 +45,12 @@ class SharedLookup:
         ref = flight.policy.family.block_ref(method, flight.params)
         return ref.kind == "hash" or ref.tag == "earliest" or 0 <= ref.number <= self._dispatcher.state.heads.final
 
-    def _on_found(self, flights: Sequence[Flight], reorgs: int, found: Sequence[bytes | None]) -> None:
+    def _on_found(self, flights: Sequence[Flight], reorgs: int, results: Sequence[bytes | None]) -> None:
         """`reorgs`: as it was when the lookup began. A result from before a reorganisation may be wrong."""
         self._open -= 1
         is_current = reorgs == self._dispatcher.state.reorgs
         missed = []
-        for flight, result in zip(flights, found, strict=True):
+        for flight, result in zip(flights, results, strict=True):
             if flight.done:
                 continue  # Its waiters have left.
             if result is None or not is_current:

@@ -92,14 +92,14 @@ class SharedPolls:
         if self._table is None or self._table.changes == self._seen_changes:
             return []
         self._seen_changes = self._table.changes
-        found = [
+        news = [
             (health, self._last[health], poll)
             for health, record in self._records.items()
             if (poll := self._new(record))
         ]
-        for health, last, poll in found:
+        for health, last, poll in news:
             self._last[health] = poll if poll.began >= last.began else last
-        return found
+        return news
 
     def _new(self, record: PollRecord) -> HeadPoll | None:
         poll = record.news()
@@ -110,8 +110,8 @@ class SharedPolls:
     def bounds_of(self, health: UpstreamHealth) -> str:
         """The bounds that another process has found for the upstream, as text, if they are news."""
         record = self._bounds.get(health)
-        found = None if record is None else self._new(record)
-        return "" if found is None else found.block_hash
+        poll = None if record is None else self._new(record)
+        return "" if poll is None else poll.block_hash
 
     def share_bounds(self, health: UpstreamHealth, now: float) -> None:
         if health in self._bounds:
@@ -122,8 +122,8 @@ class SharedPolls:
     @property
     def anchor(self) -> tuple[int, str] | None:
         """A final block of the network, as the last process that judged its upstreams has found it: its number and hash."""
-        if self._anchor_record is not None and (found := self._anchor_record.news()):
-            self._anchor = found.head, found.block_hash
+        if self._anchor_record is not None and (poll := self._anchor_record.news()):
+            self._anchor = poll.head, poll.block_hash
         return self._anchor
 
     def set_anchor(self, number: int, block_hash: str, now: float) -> None:

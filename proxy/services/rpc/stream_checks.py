@@ -41,8 +41,8 @@ class StreamChecks:
     async def verdicts(self) -> dict[UpstreamHealth, Standing]:
         """The standing of each stream that is due and replies."""
         due = [each for each in self._state.streams if self._is_due(each.health)]
-        found = await asyncio.gather(*(self._check(each) for each in due))
-        return {each.health: standing for each, standing in zip(due, found, strict=True) if standing is not None}
+        standings = await asyncio.gather(*(self._check(each) for each in due))
+        return {each.health: standing for each, standing in zip(due, standings, strict=True) if standing is not None}
 
     def _is_due(self, health: UpstreamHealth) -> bool:
         is_good = health.standing == "good" and not health.silent
@@ -62,10 +62,10 @@ class StreamChecks:
         """None: it does not reply."""
         assert self._lookups.chain is not None
         lookup = self._lookups.chain
-        found = await look_up(upstream, lookup, lookup.given(self._state.network.facts.genesis_at, "at"))
-        if found.values is not None:
-            return lookup.identity(found.values) == self._state.network.identity
-        return await self._is_near(upstream) if found.is_answered else None
+        answer = await look_up(upstream, lookup, lookup.given(self._state.network.facts.genesis_at, "at"))
+        if answer.values is not None:
+            return lookup.identity(answer.values) == self._state.network.identity
+        return await self._is_near(upstream) if answer.is_answered else None
 
     async def _is_near(self, upstream: Upstream) -> bool | None:
         """Whether its blocks are near those of the upstreams that take calls. A stream of a network without any is trusted."""

@@ -72,7 +72,7 @@ class TraceReader:
             self._methods = self._best
         for index, method in enumerate(self._methods):
             try:
-                found = await method(block, "0x" + block_hash.hex())
+                calls = await method(block, "0x" + block_hash.hex())
             except RpcError as exc:
                 if index + 1 < len(self._methods) and upstream_errors.classify(exc.error).kind == "unsupported":
                     continue
@@ -81,21 +81,21 @@ class TraceReader:
                 raise MalformedTrace(f"{type(exc).__name__}: {exc}") from exc
             if index:
                 self._methods, self._chosen = self._methods[index:] + self._methods[:index], time.monotonic()
-            return found
+            return calls
         raise AssertionError  # The last method returns or raises.
 
     async def _by_tracer(self, _: int, block_hash: str) -> list[InternalTransfer]:
         method = "debug_traceBlockByHash"
         traces = await self._internal_calls.raw(self._network, method, block_hash, _TRACER, fresh=True)
-        found: list[InternalTransfer] = []
+        calls: list[InternalTransfer] = []
         async for part in self._parts(traces):
             for each in map(activity.read_traced_transaction, part):
-                found += activity.calls_of_tree(each.hash, each.call)
-        return found
+                calls += activity.calls_of_tree(each.hash, each.call)
+        return calls
 
     async def _by_list(self, block: int, block_hash: str, *, method: str = "trace_block") -> list[InternalTransfer]:
         raw = await self._internal_calls.raw(self._network, method, hex(block), fresh=True)
-        found: list[InternalTransfer] = []
+        calls: list[InternalTransfer] = []
         # The traces of one transaction are read together: a reverted call undoes those below it.
         open_: list[Any] = []
         async for items in self._parts(raw):
@@ -105,9 +105,9 @@ class TraceReader:
             last = part[-1].get("transactionHash")
             open_ += part
             if any(trace.get("transactionHash") != last for trace in open_):
-                found += activity.calls_of_list([each for each in open_ if each.get("transactionHash") != last])
+                calls += activity.calls_of_list([each for each in open_ if each.get("transactionHash") != last])
                 open_ = [each for each in open_ if each.get("transactionHash") == last]
-        return found + activity.calls_of_list(open_)
+        return calls + activity.calls_of_list(open_)
 
     async def _by_arbitrum(self, block: int, block_hash: str) -> list[InternalTransfer]:
         return await self._by_list(block, block_hash, method=ARBITRUM)
@@ -116,13 +116,13 @@ class TraceReader:
         block = await self._internal_calls.call(self._network, "eth_getBlockByHash", block_hash, False)
         if block is None:
             raise Unavailable("no upstream has the block")
-        found: list[InternalTransfer] = []
+        calls: list[InternalTransfer] = []
         for name in block["transactions"]:
             method = "debug_traceTransaction"
             tree = await self._internal_calls.raw(self._network, method, name, _TRACER, fresh=True)
             await self._pause()
-            found += activity.calls_of_tree(name, activity.read_traced_call(tree))
-        return found
+            calls += activity.calls_of_tree(name, activity.read_traced_call(tree))
+        return calls
 
     async def _parts(self, traces: bytes) -> AsyncIterator[list[msgspec.Raw]]:
         """The items of an array, about `STEP_BYTES` at a time."""

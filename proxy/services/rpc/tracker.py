@@ -68,13 +68,13 @@ _NEWS: dict[Standing, tuple[int, str]] = {
 
 async def start_tracking(trackers: Iterable[Tracker], tasks: Tasks) -> None:
     """Start these trackers, and wait until each has polled its upstreams once."""
-    found = list(trackers)
-    for tracker in found:
+    started = list(trackers)
+    for tracker in started:
         tracker.withhold()
         tasks.start("heads", tracker.run, of=tracker.network_id)
     try:
         async with asyncio.timeout(START_S), asyncio.TaskGroup() as group:
-            for tracker in found:
+            for tracker in started:
                 group.create_task(tracker.is_ready.wait())
     except TimeoutError:
         pass
@@ -173,10 +173,10 @@ class Tracker:
         began = self._clock()
         await self.look()
         now, heads = self._clock(), self._state.heads
-        found = [each.head for each in heard_of(self._state.group.members, now) if each.head_at >= began]
-        if not found:
+        numbers = [each.head for each in heard_of(self._state.group.members, now) if each.head_at >= began]
+        if not numbers:
             raise Unavailable(f"no upstream of {self.network_id} reports its head at the moment: try again")
-        return max([heads.tip, *[number for number in found if heads.is_plausible(number, now)]])
+        return max([heads.tip, *[number for number in numbers if heads.is_plausible(number, now)]])
 
     async def find_bounds(self) -> None:
         """Find the oldest blocks of all upstreams, for each kind of data."""
@@ -289,8 +289,8 @@ class Tracker:
         block, is_answered = None, True
         lookup = self._lookups.head
         if lookup is not None and upstream.health.may_serve(lookup.calls[0].method):
-            found = await look_up(upstream, lookup)
-            block, is_answered = lookup.block(found.values or {}), found.is_answered
+            answer = await look_up(upstream, lookup)
+            block, is_answered = lookup.block(answer.values or {}), answer.is_answered
         if block is None and is_answered:
             lookup = self._lookups.number
             block = lookup.block((await look_up(upstream, lookup)).values or {})
@@ -349,17 +349,17 @@ class Tracker:
         is_due = health.silent or not is_known or now - self._named_at.get(health.index, -math.inf) >= NAMES_CHAIN_S
         if not expected or lookup is None or not is_due:
             return True
-        found = await look_up(upstream, lookup, self._identity_block(lookup))
-        if not found.is_answered:
+        answer = await look_up(upstream, lookup, self._identity_block(lookup))
+        if not answer.is_answered:
             if not is_known:
                 health.head_poll_failed(self._clock())
             return is_known
         self._named_at[health.index] = now
         # An upstream that refuses this call cannot be checked. A refusal takes back nothing that it said before.
-        if found.values is None:
+        if answer.values is None:
             is_ours = health.standing != "wrong_chain"
         else:
-            is_ours = lookup.identity(found.values) == expected
+            is_ours = lookup.identity(answer.values) == expected
         if not is_ours:
             self._set_standing(health, "wrong_chain")
         elif not await self._has_our_version(upstream):
@@ -399,14 +399,14 @@ class Tracker:
         ]
         self._status_at |= {each.health.index: now for each in due}
         answers = await asyncio.gather(*[look_up(each, lookup, skips_errors=True) for each in due])
-        for upstream, found in zip(due, answers, strict=True):
-            if found.values is None:
+        for upstream, answer in zip(due, answers, strict=True):
+            if answer.values is None:
                 self._status_at[upstream.health.index] = now - STATUS_S + STATUS_AGAIN_S
                 continue
             # A development chain that makes no blocks looks like one that is catching up.
-            syncing = self._state.network.is_live and found.values.get("syncing") == b"true"
-            floor = number_of(found.values.get("floor", b""), lookup.numbers) or 0
-            upstream.health.status_reported(syncing=syncing, floor=floor, lacked=found.lacked, now=self._clock())
+            syncing = self._state.network.is_live and answer.values.get("syncing") == b"true"
+            floor = number_of(answer.values.get("floor", b""), lookup.numbers) or 0
+            upstream.health.status_reported(syncing=syncing, floor=floor, lacked=answer.lacked, now=self._clock())
         if due:
             self._state.note_bounds()
 
@@ -437,8 +437,8 @@ class Tracker:
         if cache is None or upstream is None:
             return
         lookup = self._lookups.first or self._lookups.chain
-        found = None if lookup is None else await look_up(upstream, lookup, self._identity_block(lookup))
-        if lookup is not None and found is not None and (name := lookup.identity(found.values or {})):
+        answer = None if lookup is None else await look_up(upstream, lookup, self._identity_block(lookup))
+        if lookup is not None and answer is not None and (name := lookup.identity(answer.values or {})):
             cache.identified(blake2b(name.encode(), digest_size=8).hexdigest())
 
     def _is_at_the_tip(self, upstream: Upstream) -> bool:

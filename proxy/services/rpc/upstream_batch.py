@@ -56,13 +56,13 @@ def launch_all(dispatcher: Dispatcher, flights: Sequence[Flight], now: float) ->
 
 def _afforded(flights: Sequence[Flight], meter: CreditMeter, credits_: int) -> list[Flight]:
     """The first of the calls, as many as this many credits are enough for."""
-    found = []
+    afforded = []
     for flight in flights:
         credits_ -= meter.prices.credits(flight.policy.method.name)
         if credits_ < 0:
             break
-        found.append(flight)
-    return found
+        afforded.append(flight)
+    return afforded
 
 
 def may_go_together(call: Call) -> bool:

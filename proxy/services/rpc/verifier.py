@@ -314,15 +314,15 @@ class VerifiedCall:
         async with asyncio.TaskGroup() as group:
             asked = [group.create_task(self._vote_of_operator(upstreams, head)) for upstreams in chosen]
             for each in asyncio.as_completed(asked):
-                found = await each
-                if found is None or not found.digest:
-                    is_too_large |= found is not None
+                vote = await each
+                if vote is None or not vote.digest:
+                    is_too_large |= vote is not None
                     continue
-                votes.append(found)
-                if ballot.add(found.digest, found.upstream.health.operator) and winner is None:
-                    winner = found
+                votes.append(vote)
+                if ballot.add(vote.digest, vote.upstream.health.operator) and winner is None:
+                    winner = vote
                     self.note_late()
-                    agreed = [vote for vote in votes if vote.digest == found.digest]
+                    agreed = [other for other in votes if other.digest == vote.digest]
                     await _answer_agreed(answer, agreed, self._policy.volatile)
         if winner is None and is_too_large:
             raise NotVerified(f"not verified: results above {MOST_COMPARED >> 20} MiB are too large to compare")
@@ -348,7 +348,9 @@ class VerifiedCall:
     def _missing(self, voters: Collection[str]) -> str:
         """Names the operators that could vote, but take no calls or do not answer."""
         operators = operators_of(offering(self._route, [self._method]))
-        names = [found[0].health.operator_name for operator, found in operators.items() if operator not in voters]
+        names = [
+            upstreams[0].health.operator_name for operator, upstreams in operators.items() if operator not in voters
+        ]
         return f"; missing: {', '.join(sorted(names))}" if names else ""
 
     async def _vote_of_operator(self, upstreams: Sequence[Upstream], head: int) -> ReplyVote | None:
@@ -356,8 +358,8 @@ class VerifiedCall:
         for index, upstream in enumerate([each for each in upstreams if each.health.head >= head]):
             if index and not await self._has_paid():
                 return None
-            if (found := await self._vote(upstream)) is not None:
-                return found
+            if (vote := await self._vote(upstream)) is not None:
+                return vote
         return None
 
     async def _has_paid(self) -> bool:
@@ -511,10 +513,10 @@ class VerifiedCall:
             )
         )
 
-    def _blame(self, upstream: Upstream, **found: str) -> None:
-        log.warning("upstream contradicted", extra={"upstream": upstream.label, "method": self._method, **found})
+    def _blame(self, upstream: Upstream, **details: str) -> None:
+        log.warning("upstream contradicted", extra={"upstream": upstream.label, "method": self._method, **details})
         telemetry.contradictions_total.labels(upstream.label).inc()
-        shown = ", ".join(f"{name} {text}" for name, text in found.items())
+        shown = ", ".join(f"{name} {text}" for name, text in details.items())
         upstream.health.contradicted(time.monotonic(), f"{self._method}: {shown}"[:MOST_SHOWN])
 
     # Upstreams
@@ -609,13 +611,13 @@ class UpstreamSource:
         is_answered = self._call.has_one_upstream
         for other in self._others:
             try:
-                found = await self._call.ask(other, CONFIRMS, [ref, False])
+                block = await self._call.ask(other, CONFIRMS, [ref, False])
             except RateLimited:
                 raise
             except (RpcError, Fault, *UNREADABLE):
                 continue
             is_answered = True
-            if isinstance(found, dict) and str(found.get("hash")).lower() == block_hash.lower():
+            if isinstance(block, dict) and str(block.get("hash")).lower() == block_hash.lower():
                 return True
         # Which of them is wrong is not known.
         self.is_complete = self._call.has_one_upstream
@@ -657,10 +659,10 @@ def offering(route: Route, methods: Collection[str]) -> Sequence[Upstream]:
 
 def operators_of(upstreams: Iterable[Upstream]) -> dict[str, list[Upstream]]:
     """The upstreams of each operator, in the given order."""
-    found: dict[str, list[Upstream]] = {}
+    operators: dict[str, list[Upstream]] = {}
     for each in upstreams:
-        found.setdefault(each.health.operator, []).append(each)
-    return found
+        operators.setdefault(each.health.operator, []).append(each)
+    return operators
 
 
 def _without_quorum(route: Route, policy: MethodPolicy, how: Verification) -> str:
