@@ -88,11 +88,11 @@ class WaitingBatches:
 
     def _greediest(self) -> str:
         """The account that holds most."""
-        found, most = "", 0
+        greediest, most = "", 0
         for account, held in self._bytes.items():
             if held > most:
-                found, most = account, held
-        return found
+                greediest, most = account, held
+        return greediest
 
     def may_wait(self, account: str) -> bool:
         """Whether one more batch of the account may wait for the rate."""

@@ -681,9 +681,9 @@ def choose_upstream(state: NetworkState, call: Call, now: float, tried: int) -> 
             archive=call.archive,
         )
         tried |= never
-        found = _chosen(state, call, now, tried | last) if last else None
-        if found is not None:
-            return found
+        upstream = _chosen(state, call, now, tried | last) if last else None
+        if upstream is not None:
+            return upstream
     return _chosen(state, call, now, tried)
 
 
@@ -707,10 +707,10 @@ def _chosen(state: NetworkState, call: Call, now: float, tried: int) -> Upstream
     if call.holder is not None and _holder_takes(call.holder.health, name, now, tried | doubtful):
         return call.holder
     if doubtful:
-        found = state.group.choose(now, name, tried=tried | doubtful)
-        if found is not None:
-            return state.upstreams[found.index]
-    found = state.group.choose(
+        member = state.group.choose(now, name, tried=tried | doubtful)
+        if member is not None:
+            return state.upstreams[member.index]
+    member = state.group.choose(
         now,
         name,
         tried=tried,
@@ -719,7 +719,7 @@ def _chosen(state: NetworkState, call: Call, now: float, tried: int) -> Upstream
         oldest=call.oldest,
         data=call.policy.data,
     )
-    return None if found is None else state.upstreams[found.index]
+    return None if member is None else state.upstreams[member.index]
 
 
 def _holder_takes(health: UpstreamHealth, method: str, now: float, tried: int) -> bool:
@@ -733,7 +733,7 @@ def _holder_takes(health: UpstreamHealth, method: str, now: float, tried: int) -
 def _left_out(state: NetworkState, call: Call, directives: Directives) -> int:
     """A bit set of the upstreams to exclude: all but the named one, those that cost too much, and those that have not reached
     the block or report a head that cannot be true."""
-    found, method = 0, call.policy.method.name
+    left_out, method = 0, call.policy.method.name
     for upstream in state.upstreams:
         health = upstream.health
         is_other = directives.upstream not in ("", upstream.label) and directives.upstream not in health.words
@@ -742,14 +742,14 @@ def _left_out(state: NetworkState, call: Call, directives: Directives) -> int:
             method, archive=call.archive
         )
         if is_other or is_dear or (directives.min_block and not has_block):
-            found |= 1 << health.index
-    return found
+            left_out |= 1 << health.index
+    return left_out
 
 
 def required_labels(call: Call) -> str:
     """The labels that rules for the call require."""
-    found = [rule for rule in call.policy.rules if not rule.keys or key_of(call) in rule.keys]
-    return ", ".join(label for rule in found for label in rule.require)
+    rules = [rule for rule in call.policy.rules if not rule.keys or key_of(call) in rule.keys]
+    return ", ".join(label for rule in rules for label in rule.require)
 
 
 def exclusions_for(state: NetworkState, call: Call) -> list[str]:

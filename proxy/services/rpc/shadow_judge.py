@@ -114,8 +114,8 @@ class ShadowJudge:
                 return ("behind" if is_behind else "same"), ()
             is_clear = all(probe.is_answered for probe in probes)
             return ("different", members) if is_clear else ("error", ())
-        found = await differences(policy, ours, theirs)
-        return ("different", found) if found else (("behind" if is_behind else "same"), ())
+        differing = await differences(policy, ours, theirs)
+        return ("different", differing) if differing else (("behind" if is_behind else "same"), ())
 
 
 async def differences(policy: MethodPolicy, ours: bytes, theirs: bytes) -> tuple[str, ...]:
