@@ -74,13 +74,13 @@ class DerivedFile:
         self._name = name
         self._make = make
         self._making = asyncio.Lock()
-        self._made: PackedFile | None = None
+        self._file: PackedFile | None = None
 
     def __repr__(self) -> str:
         return f"<DerivedFile {self._name}>"
 
     async def reply(self, request: web.Request, headers: Mapping[str, str]) -> web.Response:
         async with self._making:
-            if self._made is None:
-                self._made = await asyncio.to_thread(lambda: PackedFile.of(self._name, self._make()))
-        return self._made.reply(request, headers)
+            if self._file is None:
+                self._file = await asyncio.to_thread(lambda: PackedFile.of(self._name, self._make()))
+        return self._file.reply(request, headers)
