@@ -94,7 +94,7 @@ class DataBounds:
         """The upstream has reported its lowest block."""
         self._floor = block
 
-    def found(self, kind: DataKind, bound: Bound) -> None:
+    def bound_found(self, kind: DataKind, bound: Bound) -> None:
         if kind not in self.declared:
             self._bounds[DATA_INDEX[kind]] = bound
 
@@ -103,7 +103,7 @@ class DataBounds:
         for part in text.split():
             kind, _, number = part.partition("=")
             if kind in DATA_INDEX:
-                self.found(kind, Bound.declared(int(number)))
+                self.bound_found(kind, Bound.declared(int(number)))
 
 
 class BoundSearch:

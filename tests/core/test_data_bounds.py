@@ -73,7 +73,7 @@ def test_upstream_without_its_own_head_has_no_bound() -> None:
 
 def test_declared_bounds_win_and_unknown_ones_exclude_nothing() -> None:
     bounds = DataBounds({"state": -128, "receipts": 700})
-    bounds.found("state", ALL_BLOCKS)
+    bounds.bound_found("state", ALL_BLOCKS)
     assert bounds.text == "state=-128 receipts=700"
     assert [bounds.holds(STATE, block, 1000) for block in (872, 873)] == [False, True]
     assert bounds.holds(BLOCKS, 0, 1000)
@@ -83,10 +83,10 @@ def test_declared_bounds_win_and_unknown_ones_exclude_nothing() -> None:
 
 
 def test_bounds_are_passed_between_processes_as_text() -> None:
-    found, other = DataBounds(), DataBounds({"logs": 5})
-    found.found("state", Bound(kept=128))
-    found.found("logs", Bound(first=9))
-    other.adopt(found.text)
+    bounds, other = DataBounds(), DataBounds({"logs": 5})
+    bounds.bound_found("state", Bound(kept=128))
+    bounds.bound_found("logs", Bound(first=9))
+    other.adopt(bounds.text)
     assert other.text == "state=-128 logs=5"
 
 

@@ -82,7 +82,7 @@ class BoundChecks:
         upstream.health.saw_head(head, self._clock())
         for kind in self._lookups:
             if (bound := await self._bound_of(upstream, kind)) is not None:
-                upstream.health.bounds.found(kind, bound)
+                upstream.health.bounds.bound_found(kind, bound)
 
     async def _check(self, upstream: Upstream, kind: DataKind) -> None:
         health, now = upstream.health, self._clock()
@@ -98,7 +98,7 @@ class BoundChecks:
         finally:
             self._due_at[health.index, kind] = self._clock() + (AGAIN_S if bound is None else CONFIRM_S)
         if bound is not None:
-            health.bounds.found(kind, bound)
+            health.bounds.bound_found(kind, bound)
             self._polls.share_bounds(health, self._clock())
             self._state.note_bounds()
 
