@@ -38,33 +38,33 @@ def differing_members(ours: bytes, theirs: bytes, volatile: frozenset[str] = fro
     one, other = (canonical(msgspec.json.decode(each), volatile) for each in (ours, theirs))
     if one == other:
         return ()
-    found: list[str] = []
-    _add_members(one, other, "", found)
-    return tuple(found)
+    members: list[str] = []
+    _add_members(one, other, "", members)
+    return tuple(members)
 
 
-def _add_members(one: Any, other: Any, path: str, found: list[str]) -> None:
+def _add_members(one: Any, other: Any, path: str, members: list[str]) -> None:
     """Add the members below this path in which the two differ."""
-    if len(found) == MOST_MEMBERS:
+    if len(members) == MOST_MEMBERS:
         return
     if isinstance(one, dict) and isinstance(other, dict):
         for name in sorted({*one, *other}):
             if name not in one or name not in other:
-                _add(f"{path}.{name}", found)
+                _add(f"{path}.{name}", members)
             elif one[name] != other[name]:
-                _add_members(one[name], other[name], f"{path}.{name}", found)
+                _add_members(one[name], other[name], f"{path}.{name}", members)
     elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         for left, right in zip(one, other, strict=True):
             if left != right:
-                _add_members(left, right, f"{path}[]", found)
+                _add_members(left, right, f"{path}[]", members)
     else:
-        _add(path, found)
+        _add(path, members)
 
 
-def _add(path: str, found: list[str]) -> None:
+def _add(path: str, members: list[str]) -> None:
     name = path.lstrip(".") or "."
-    if name not in found and len(found) < MOST_MEMBERS:
-        found.append(name)
+    if name not in members and len(members) < MOST_MEMBERS:
+        members.append(name)
 
 
 def is_same_error(ours: bytes, theirs: bytes) -> bool:
@@ -151,17 +151,17 @@ class Trial:
     # Events
 
     def read(self, method: str, read: TrialRead) -> None:
-        found = self.methods.get(method)
-        if found is None:
-            found = self.methods[method] = MethodTrial()
-        found.outcomes[read.outcome] += 1
+        method_trial = self.methods.get(method)
+        if method_trial is None:
+            method_trial = self.methods[method] = MethodTrial()
+        method_trial.outcomes[read.outcome] += 1
         for member in read.members:
-            if member in found.members or len(found.members) < MOST_MEMBERS:
-                found.members[member] = found.members.get(member, 0) + 1
-        found.ours[bucket_of(read.our_s)] += 1
-        found.theirs[bucket_of(read.their_s)] += 1
-        found.our_cost += read.our_cost
-        found.their_cost += read.their_cost
+            if member in method_trial.members or len(method_trial.members) < MOST_MEMBERS:
+                method_trial.members[member] = method_trial.members.get(member, 0) + 1
+        method_trial.ours[bucket_of(read.our_s)] += 1
+        method_trial.theirs[bucket_of(read.their_s)] += 1
+        method_trial.our_cost += read.our_cost
+        method_trial.their_cost += read.their_cost
         by_account = self.accounts.setdefault(read.outcome, {})
         if read.account in by_account or len(by_account) < MOST_ACCOUNTS:
             by_account[read.account] = by_account.get(read.account, 0) + 1
@@ -300,15 +300,15 @@ def is_safe(verdict: str) -> bool:
 
 def trials_of(views: Iterable[Mapping[str, Any]], shares: Mapping[str, float] | None = None) -> list[Trial]:
     """The trials that all workers report, by the label of the candidate. `shares`: only trials at these, by label."""
-    found: dict[str, Trial] = {}
+    trials: dict[str, Trial] = {}
     for view in views:
         for network in view["networks"]:
             for data in network.get("trials", ()):
                 # Workers of the previous version do not report it.
                 label, share = data["label"], data.get("share", 0.0)
                 if shares is None or shares.get(label) == share:
-                    found.setdefault(label, Trial(label, share)).add(data)
-    return [found[label] for label in sorted(found)]
+                    trials.setdefault(label, Trial(label, share)).add(data)
+    return [trials[label] for label in sorted(trials)]
 
 
 def _row(name: str, each: MethodTrial) -> dict[str, Any]:

@@ -108,17 +108,17 @@ class TransferStore:
             unsigned(wanted.min_amount) or None,
         )
         end = Position(rows[0]["end_block"], rows[0]["end_place"]) if rows[0]["end_block"] is not None else None
-        found = [row for row in rows if row["block"] is not None]
-        if len(found) > start.limit:
-            found.pop()
-            end = Position(found[-1]["block"], found[-1]["place"])
-        return TransferPage(await self._completed(network, found), end)
+        transfers = [row for row in rows if row["block"] is not None]
+        if len(transfers) > start.limit:
+            transfers.pop()
+            end = Position(transfers[-1]["block"], transfers[-1]["place"])
+        return TransferPage(await self._completed(network, transfers), end)
 
     async def of_contract(
         self, network: str, contract: bytes, wanted: TransferFilter, start: PageStart, *, head: int
     ) -> TransferPage:
         """Looks through ranges of blocks, which grow while they have few transfers of the contract. `head`: the newest."""
-        edge, found = start.edge(wanted), list[asyncpg.Record]()
+        edge, transfers = start.edge(wanted), list[asyncpg.Record]()
         low, high = wanted.low, min(wanted.high, head)
         if start.newest_first:
             high = min(high, edge.block)
@@ -134,21 +134,21 @@ class TransferStore:
             if len(rows) >= most and width > 1:
                 width = max(1, width // 8)
                 continue
-            found += _ordered((row for row in rows if _matches(row, wanted) and _is_after(row, edge, start)), start)
+            transfers += _ordered((row for row in rows if _matches(row, wanted) and _is_after(row, edge, start)), start)
             if start.newest_first:
                 high = part[0] - 1
             else:
                 low = part[1] + 1
-            if len(found) > start.limit:
+            if len(transfers) > start.limit:
                 break
             width *= 4
         end = None
-        if len(found) > start.limit:
-            del found[start.limit :]
-            end = Position(found[-1]["block"], found[-1]["place"])
+        if len(transfers) > start.limit:
+            del transfers[start.limit :]
+            end = Position(transfers[-1]["block"], transfers[-1]["place"])
         elif low <= high:
             end = Position(high + 1, 0) if start.newest_first else Position(low - 1, LAST.place)
-        return TransferPage(await self._completed(network, found), end)
+        return TransferPage(await self._completed(network, transfers), end)
 
     async def of_transaction(
         self, network: str, transaction: bytes, *, block: int, block_hash: bytes
@@ -161,13 +161,13 @@ class TransferStore:
         known = [hashes[at : at + 32] for at in range(0, len(hashes), 32)]
         if transaction not in known:
             return []
-        found = await self._fetch(network, sql.transfers.of_transaction, block, known.index(transaction))
-        return await self._completed(network, found)
+        transfers = await self._fetch(network, sql.transfers.of_transaction, block, known.index(transaction))
+        return await self._completed(network, transfers)
 
     async def block_at(self, network: str, time: int) -> int | None:
         """The first block with transfers at this time or later."""
-        ((found,),) = await self._fetch(network, sql.transfers.block_at, time)
-        return None if found is None else int(found)
+        ((block,),) = await self._fetch(network, sql.transfers.block_at, time)
+        return None if block is None else int(block)
 
     async def _completed(self, network: str, rows: Sequence[asyncpg.Record]) -> list[StoredTransfer]:
         """Add hashes and times."""
@@ -304,10 +304,10 @@ async def uncovered(
     """The parts of a range in which each category is missing, below the block from which the follower writes it. `head`: the
     follower's next block, up to which a category is missing that it does not write."""
     rows = await connection.fetch(sql.transfers.uncovered, network, sorted(categories), *blocks, head)
-    found: dict[int, list[tuple[int, int]]] = {}
+    missing: dict[int, list[tuple[int, int]]] = {}
     for row in rows:
-        found.setdefault(row["category"], []).append((row["first"], row["last"]))
-    return found
+        missing.setdefault(row["category"], []).append((row["first"], row["last"]))
+    return missing
 
 
 # Postgres's binary format: for each column its length and its bytes.
