@@ -387,6 +387,37 @@ async def test_head_never_goes_back() -> None:
 
 
 @on_uvloop
+async def test_reply_from_before_the_newest_block_is_asked_again_of_the_upstream_that_has_it() -> None:
+    async with dispatching(3) as (route, _):
+        flight, outcome = launched(route, "eth_getBlockByNumber", reports_head=True)
+        holder, tip = carrier(flight), route.heads.tip + 1
+        # The block is announced while the call is under way. The reply was read before it.
+        route.state.compare_number(tip, holder.health, time.monotonic())
+        replies(flight, b'"result":{"number":"%b"}' % hex(tip - 1).encode())
+        assert carrier(flight) is holder, "the others do not have the block"
+        replies(flight, b'"result":{"number":"%b"}' % hex(tip).encode())
+        assert outcome.received == [b'{"number":"%b"}' % hex(tip).encode()]
+
+
+@on_uvloop
+async def test_impossible_block_of_two_upstreams_of_one_operator_leaves_an_attempt_for_another_operator() -> None:
+    async with dispatching(4) as (route, _):
+        one, two, three, four = route.upstreams
+        for upstream, operator in ((one, "a"), (two, "b"), (three, "a"), (four, "c")):
+            upstream.health.operator = operator
+        impossible = b'"result":{"number":"%b"}' % hex(route.heads.tip + 1_000_000).encode()
+        for _ in range(20):
+            flight, outcome = launched(route, "eth_getBlockByNumber", reports_head=True, holder=one)
+            asked = [replies(flight, impossible) for _ in range(2)]
+            asked.append(replies(flight, b'"result":{"number":"%b"}' % hex(route.heads.tip).encode()))
+            assert {each.health.operator for each in asked} == {"a", "b", "c"}
+            assert flight.done
+            assert outcome.received
+            for upstream in route.upstreams:
+                upstream.health.succeeded(0.01, READ)
+
+
+@on_uvloop
 async def test_result_of_an_upstream_that_is_found_on_another_branch_is_a_last_resort() -> None:
     for is_another_left in (True, False):
         async with dispatching(2) as (route, _):

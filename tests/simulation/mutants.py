@@ -173,9 +173,17 @@ MUTANTS = {
         Mutant(
             "holder-asked-once",
             f"{_RPC}.dispatcher",
-            'self._after_failure(flight, now, Unavailable(message, reason="upstream"), sent=True)',
-            'self.complete_with_fault(flight, Unavailable(message, reason="upstream"))',
+            "same = self.choose(flight.call, now, flight.call.excluded)",
+            "same = None",
             showed="the only upstream with the newest block reported an impossible one every other time: a 503",
+        ),
+        Mutant(
+            "older-state-asked-elsewhere",
+            f"{_RPC}.dispatcher",
+            "                self._after_failure(flight, now, reason, sent=True, needs_block=True)\n",
+            "                if flight.is_under_way() or not self._send_another(flight, now):\n"
+            "                    self._after_failure(flight, now, reason, sent=True)\n",
+            showed="the upstream with the newest block had read the state before it, and the retries went to those behind it",
         ),
         Mutant(
             "closed-connection-counts",

@@ -557,23 +557,23 @@ class Dispatcher(FlightHandler):
                 flight.note(upstream, flight.last_began, now, "behind the newest block")
                 if flight.policy.is_head_number:
                     return msgspec.Raw(self.state.head_number())
-                if not flight.is_under_way() and not self._send_another(flight, now):
-                    # The one that has it may have failed once only: it is asked again.
-                    message = self._message("no upstream has the newest block at the moment")
-                    self._after_failure(flight, now, Unavailable(message, reason="upstream"), sent=True)
+                message = self._message("no upstream has the newest block at the moment")
+                reason = Unavailable(message, reason="upstream")
+                self._after_failure(flight, now, reason, sent=True, needs_block=True)
                 return None
             case other:
                 assert_never(other)
 
-    def _after_failure(self, flight: Flight, now: float, reason: str | Unavailable, *, sent: bool) -> None:
+    def _after_failure(
+        self, flight: Flight, now: float, reason: str | Unavailable, *, sent: bool, needs_block: bool = False
+    ) -> None:
+        """`needs_block`: a reply from before the newest block is of no use."""
         if flight.is_under_way() or flight.handed_over:
             return
         if (flight.policy.may_repeat or not sent) and flight.tries < flight.most_tries:
             upstream = self.choose(flight.call, now, flight.tried)
-            if sent and (upstream is None or (flight.tries == 1 and lacks_block(self.state, flight.call, upstream))):
-                # No other upstream is left, or none that has the block: use the same one on another connection. The upstream
-                # may have closed an idle connection in the moment in which it was used.
-                upstream = self.choose(flight.call, now, flight.call.excluded)
+            if sent and (upstream is None or needs_block or flight.tries == 1):
+                upstream = self._or_same(flight, now, upstream)
             # A call that was not sent puts no load on an upstream, so it needs no budget.
             if upstream is not None and (not sent or self._may_retry(flight, now)):
                 self.send(flight, upstream, now)
@@ -583,6 +583,15 @@ class Dispatcher(FlightHandler):
             self._give_up(flight, kind(self._message(reason), reason="upstream"))
         else:
             self._give_up(flight, reason)
+
+    def _or_same(self, flight: Flight, now: float, other: Upstream | None) -> Upstream | None:
+        """This upstream, or one that was tried if only that has the block or no other is left. It may have closed an idle
+        connection in the moment in which it was used, or have read the state from before the block."""
+        if other is not None and not lacks_block(self.state, flight.call, other):
+            return other
+        same = self.choose(flight.call, now, flight.call.excluded)
+        has_block = same is not None and not lacks_block(self.state, flight.call, same)
+        return same if other is None or has_block else other
 
     def _may_retry(self, flight: Flight, now: float) -> bool:
         """Spend a retry of the first account that has one left, among all that wait for the call."""
