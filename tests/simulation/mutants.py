@@ -87,9 +87,17 @@ MUTANTS = {
         Mutant(
             "impossible-head-asked-again",
             f"{_RPC}.dispatcher",
-            "if flight.is_under_way() or not self._send_another(flight, now):",
-            "if True:",
+            "                is_sent = flight.is_under_way() or self._send_another(flight, now, is_unrelated=True)\n"
+            "                if not is_sent and not self._send_another(flight, now):\n",
+            "                if True:\n",
             showed="all attempts went to the upstream that reported an impossible head: only it had the newest block",
+        ),
+        Mutant(
+            "same-operator-asked-again",
+            f"{_RPC}.dispatcher",
+            "related = of_same_operators(self.state, flight.tried) if is_unrelated else 0",
+            "related = 0",
+            showed="of five upstreams, three of two operators reported impossible heads, and a call was sent to these three",
         ),
         Mutant(
             "batch-takes-later-attempt",

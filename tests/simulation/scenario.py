@@ -269,8 +269,11 @@ def _troubled(seed: int, upstreams: list[UpstreamPlan]) -> tuple[list[UpstreamPl
             later = Nature(sees_after_s=SWITCHES_LATER_S)
             steady = later, Habits(), Weather(split=0.2), ()
             reliable = [UpstreamPlan(each.name, each.network, *steady) for each in others]
-            nature = Nature(head_liar=True, lies_for_s=SWITCHES_S)
-            false = replace(last, nature=nature, habits=Habits(), spells=())
+            # Every other such host has two ports, which report the same. It is never slow: a second attempt that is sent before
+            # the first reply cannot know that this one will be impossible.
+            nature = Nature(head_liar=True, lies_for_s=SWITCHES_S, streams=seed % 2 == 0)
+            weather = Weather(split=0.2) if nature.streams else last.weather
+            false = replace(last, nature=nature, habits=Habits(), weather=weather, spells=())
             return [*reliable, false, single], _hit(HeadReader, MANY)
     return upstreams, []
 

@@ -247,21 +247,25 @@ class Dispatcher(FlightHandler):
         was_refused: bool = False,
         has_block: bool = False,
         has_credits: bool = False,
+        is_unrelated: bool = False,
     ) -> Upstream | None:
         """Another upstream for the flight, if one is left, has room, and the retry budget allows it. `was_refused`: the last
         one certainly did not execute the call, so even a write may be sent again. `has_block`: only one that is not behind.
-        `has_credits`: only one whose own budget is not used up."""
+        `has_credits`: only one whose own budget is not used up. `is_unrelated`: only one of an operator that was not tried."""
         if not (flight.policy.may_repeat or was_refused) or flight.tries >= flight.most_tries:
             return None
-        upstream = self.choose(flight.call, now, flight.tried)
+        related = of_same_operators(self.state, flight.tried) if is_unrelated else 0
+        upstream = self.choose(flight.call, now, flight.tried | related)
         if upstream is None or upstream.is_crowded or (has_block and lacks_block(self.state, flight.call, upstream)):
             return None
         if has_credits and upstream.health.is_over_budget:
             return None
         return upstream if self.budget.spend(now, flight.client) else None
 
-    def _send_another(self, flight: Flight, now: float, *, was_refused: bool = False) -> bool:
-        upstream = self._another(flight, now, was_refused=was_refused)
+    def _send_another(
+        self, flight: Flight, now: float, *, was_refused: bool = False, is_unrelated: bool = False
+    ) -> bool:
+        upstream = self._another(flight, now, was_refused=was_refused, is_unrelated=is_unrelated)
         if upstream is not None:
             self.send(flight, upstream, now)
         return upstream is not None
@@ -549,8 +553,10 @@ class Dispatcher(FlightHandler):
                 return result
             case "future":
                 upstream.health.failed(now, by_call=True)
-                # Sent again, the same upstream would report the same: any other one is better, even one that is behind.
-                if flight.is_under_way() or not self._send_another(flight, now):
+                # Sent again, the same upstream would report the same, and so may others of its operator: any other one is
+                # better, even one that is behind.
+                is_sent = flight.is_under_way() or self._send_another(flight, now, is_unrelated=True)
+                if not is_sent and not self._send_another(flight, now):
                     self._after_failure(flight, now, "an upstream reported an impossible block", sent=True)
                 return None
             case "behind":
@@ -791,6 +797,13 @@ def least_head_of(state: NetworkState, call: Call) -> int:
     """The head that the next upstream must have reached. A result with the head is compared with the newest block, which may
     have come after the call began."""
     return max(call.least_head, state.heads.tip) if call.reports_head else call.least_head
+
+
+def of_same_operators(state: NetworkState, tried: int) -> int:
+    """The upstreams of operators of which one was tried. Both are bit sets of indexes."""
+    members = state.group.members
+    operators = {member.operator for member in members if tried >> member.index & 1}
+    return sum([1 << member.index for member in members if member.operator in operators])
 
 
 def lacks_block(state: NetworkState, call: Call, upstream: Upstream) -> bool:
