@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -253,6 +253,15 @@ async def until(condition: Any, *, within_s: float = 45.0, every_s: float = 0.02
         if time.monotonic() > end:
             raise AssertionError(f"not true within {within_s} s: {condition}")
         await asyncio.sleep(every_s)
+
+
+async def holds(condition: Callable[[], object], *, for_s: float, every_s: float = 0.01) -> None:
+    """Fail at the first moment within this time at which the condition is not true."""
+    end = time.monotonic() + for_s
+    while (now := time.monotonic()) < end:
+        assert condition(), f"not true {end - now:.3f} s before the end: {condition}"
+        await asyncio.sleep(every_s)
+    assert condition()
 
 
 # Starting and stopping

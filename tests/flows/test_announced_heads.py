@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
@@ -13,7 +12,7 @@ from proxy.services.rpc.tracker import USED_FOR_S, Tracker
 from tests.feed_upstreams import FeedHarness, feed_harness
 from tests.http_client import rpc
 from tests.rpc_upstreams import Refused
-from tests.service import until
+from tests.service import holds, until
 from tests.web.worker import LIVE, on_uvloop
 
 ADDRESS = "0x" + "ab" * 20
@@ -101,8 +100,7 @@ async def test_idle_network_has_no_subscription() -> None:
     async with feed_harness(("ws",), network=LIVE) as harness:
         upstream = harness.upstreams[0]
         await start(harness, clock)
-        await asyncio.sleep(0.7)
-        assert not upstream.subscribed
+        await holds(lambda: not upstream.subscribed, for_s=0.7)
         await balance(harness)
         await until(lambda: bool(upstream.subscriptions))
         await harness.chain.mine()

@@ -14,7 +14,7 @@ from proxy.core.access import Limits
 from proxy.services.rpc.batch_admission import MOST_OF_ACCOUNT
 from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import value_of
-from tests.service import until
+from tests.service import holds, until
 from tests.web.worker import NO_CACHE, on_uvloop
 
 # 50 units each.
@@ -135,8 +135,7 @@ async def test_client_that_leaves_takes_its_waiting_items_along() -> None:
                 asking.cancel()
         await until(lambda: not harness.worker.app.limiter.connections, every_s=0.01)
         before = sent(harness)
-        await asyncio.sleep(0.5)
-        assert sent(harness) == before
+        await holds(lambda: sent(harness) == before, for_s=0.5)
 
 
 def sent(harness: RpcHarness) -> int:

@@ -15,7 +15,7 @@ from proxy.services.feed import stream_feed
 from tests.client_scripts import run_script
 from tests.flows.test_rest_calls import HEADERS, NETWORK, RestHarness, rest_harness
 from tests.http_client import HttpClient
-from tests.service import until
+from tests.service import holds, until
 from tests.web.worker import on_uvloop
 
 EVENTS = "/eth/v1/events"
@@ -195,8 +195,8 @@ async def test_stream_begins_before_the_headers_of_the_upstream() -> None:
     async with rest_harness() as harness:
         harness.stubs[0].late_headers = True
         async with stream(harness, "finalized_checkpoint") as first, stream(harness, "finalized_checkpoint") as second:
-            await asyncio.sleep(2 * stream_feed.CHECK_S)
-            assert len(harness.stubs[0].streams) == 1
+            await until(lambda: harness.stubs[0].streams)
+            await holds(lambda: len(harness.stubs[0].streams) == 1, for_s=2 * stream_feed.CHECK_S)
             await harness.stubs[0].send_event("finalized_checkpoint", {"epoch": "3"})
             for client in (first, second):
                 assert (await client.event()).data == b'{"epoch":"3"}'

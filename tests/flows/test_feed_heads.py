@@ -13,7 +13,7 @@ from proxy.services.feed import evm_feed
 from proxy.services.feed.blocks import read_block
 from proxy.services.rpc.tracker import Tracker
 from tests.feed_upstreams import HEADS, FeedHarness, RecordingListener, feed_harness
-from tests.service import until
+from tests.service import holds, until
 from tests.sockets import connected
 from tests.web.worker import LIVE, on_uvloop
 
@@ -274,8 +274,7 @@ async def test_no_upstream_is_called_without_listeners() -> None:
         await until(lambda: not first.subscriptions)
         calls = len(first.calls) + len(second.calls)
         await harness.chain.mine(3)
-        await asyncio.sleep(0.5)
-        assert len(first.calls) + len(second.calls) == calls
+        await holds(lambda: len(first.calls) + len(second.calls) == calls, for_s=0.5)
         assert listener.events == []
         resumed = await harness.listen(HEADS)
         await harness.chain.mine()

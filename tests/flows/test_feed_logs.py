@@ -28,7 +28,7 @@ from tests.feed_upstreams import (
     matches,
 )
 from tests.rpc_upstreams import Refused
-from tests.service import until
+from tests.service import holds, until
 from tests.web.worker import on_uvloop
 
 ALL = logs_topic()
@@ -312,8 +312,7 @@ async def test_logs_of_another_block_are_rejected() -> None:
         listener = await harness.listen(ALL)
         start = len(harness.chain.canonical)
         await harness.chain.mine(4)
-        await asyncio.sleep(0.2)
-        assert all(pair in expected_logs(harness, start) for pair in listener.logs())
+        await holds(lambda: all(pair in expected_logs(harness, start) for pair in listener.logs()), for_s=0.2)
         first.answers.clear()
         await until_logs(harness, listener, start)
 

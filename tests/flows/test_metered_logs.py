@@ -13,7 +13,7 @@ from proxy.services.accounts.metering import MOST_PIECES
 from tests.http_client import Reply
 from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Refused
-from tests.service import until
+from tests.service import holds, until
 from tests.shipped_tables import TABLES
 from tests.sockets import connected
 from tests.web.worker import on_uvloop
@@ -172,8 +172,8 @@ async def test_pieces_of_one_account_under_way_are_bounded_over_all_of_its_calls
         ]
         await until(lambda: upstream.count("eth_getLogs") > 40, every_s=0.001)
         upstream.held, upstream.most_at_once = {"eth_getLogs"}, 0
-        await asyncio.sleep(0.2)
-        assert 0 < upstream.most_at_once <= MOST_PIECES
+        await until(lambda: upstream.most_at_once)
+        await holds(lambda: upstream.most_at_once <= MOST_PIECES, for_s=0.2)
         upstream.gate.set()
         replies = await asyncio.gather(*asking)
         assert [len(reply.json["result"]) for reply in replies] == [300 + n for n in range(12)]

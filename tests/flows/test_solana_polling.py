@@ -17,7 +17,7 @@ from tests.client_scripts import SCRIPTS, run_script
 from tests.feed_upstreams import FeedHarness, RecordingListener, feed_harness
 from tests.http_client import rpc
 from tests.rpc_upstreams import Refused
-from tests.service import until
+from tests.service import holds, until
 from tests.spl import TOKEN, Bank
 from tests.svm_upstreams import PAYEE, PAYER, SvmChain, SvmFeedUpstream, signed_transfer
 from tests.web.worker import on_uvloop
@@ -163,8 +163,7 @@ async def test_signature_that_lands_after_the_subscription_is_sent() -> None:
         signature = polling.chain.send(raw)
         slot = polling.chain.landed.pop(signature)
         listener = await polling.listen("signature", signature, CONFIRMED)
-        await asyncio.sleep(0.3)
-        assert listener.events == []
+        await holds(lambda: listener.events == [], for_s=0.3)
         polling.chain.landed[signature] = slot
         await until(lambda: len(listener.events) == 1)
 
@@ -179,8 +178,7 @@ async def test_logs_of_each_transaction_are_sent_once_and_in_order(given: Any) -
         listener = await polling.listen("logs", given, CONFIRMED)
         sent = [await polling.send(2_000_000 + n) for n in range(3)]
         await until(lambda: len(listener.events) >= 3)
-        await asyncio.sleep(0.3)
-        assert [each["signature"] for each in polling.values(listener)] == sent
+        await holds(lambda: [each["signature"] for each in polling.values(listener)] == sent, for_s=0.3)
         assert all(any("success" in line for line in each["logs"]) for each in polling.values(listener))
 
 

@@ -27,7 +27,7 @@ from tests.flows.upstream import Upstream
 from tests.follower.harness import NETWORK, everything
 from tests.http_client import HttpClient, fresh_call, post
 from tests.rpc_upstreams import scripted
-from tests.service import command_here, is_running, owner_of, until
+from tests.service import command_here, holds, is_running, owner_of, until
 from tests.store.cable import Cable
 
 SEPOLIA = "ethereum/sepolia"
@@ -219,8 +219,7 @@ async def test_worker_that_is_busy_for_a_second_is_kept(faulted: Faulted) -> Non
     os.kill(workers[0], signal.SIGSTOP)
     await asyncio.sleep(1.0)
     os.kill(workers[0], signal.SIGCONT)
-    await asyncio.sleep(TIMEOUT_S)
-    assert faulted.running.worker_pids() == workers
+    await holds(lambda: faulted.running.worker_pids() == workers, for_s=TIMEOUT_S, every_s=0.1)
     assert await faulted.statuses() == {200}
 
 

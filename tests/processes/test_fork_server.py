@@ -17,7 +17,7 @@ from proxy.processes.fork_server import METRICS, ForkRequest, ForkServer
 from proxy.processes.fork_server_process import ForkServerProcess, start_fork_server
 from proxy.processes.process_starter import ProcessStarter
 from proxy.processes.supervised_process import ChildProcess
-from tests.service import ROOT, children, is_running, until
+from tests.service import ROOT, children, holds, is_running, until
 
 # A command that prints the value of each line. Its module is imported by the fork server.
 PROBE = """
@@ -130,7 +130,7 @@ async def test_processes_end_with_the_supervisor_even_if_they_are_stopped(server
 async def test_server_of_a_dead_supervisor_waits_for_processes_that_drain(server: ForkServerProcess) -> None:
     draining = await server.fork(probe(grace_s=LATER), None)
     ending = asyncio.get_running_loop().create_task(server.end())
-    await asyncio.sleep(0.1)
+    await holds(lambda: not server.has_ended, for_s=0.1)
     assert await value(draining, "1 + 1") == "2"
     assert not server.has_ended
     await end(draining)

@@ -11,7 +11,7 @@ from proxy.services.rpc.flights import Flight
 from proxy.web.front.front_connection import FrontConnection
 from proxy.wire.http_upstream import HttpUpstream
 from tests.http_client import Reply, rpc
-from tests.service import until
+from tests.service import holds, until
 from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, running_worker
 from tests.wire import upstreams
 from tests.wire.upstreams import Exchange, Scripted, answer, chunked, http, huge, stub
@@ -173,8 +173,7 @@ async def test_incomplete_body_is_waited_for() -> None:
     async with Scripted() as upstream, running_worker(upstream.url) as worker, await worker.connect() as client:
         data = worker.post(CALL)
         await client.write(data[:-1])
-        await asyncio.sleep(0.05)
-        assert not upstream.bodies
+        await holds(lambda: not upstream.bodies, for_s=0.05)
         await client.write(data[-1:] + data[:-1])
         assert is_good(await client.reply())
         assert len(upstream.bodies) == 1
@@ -246,8 +245,7 @@ async def test_write_of_a_client_that_left_is_completed(way: str) -> None:
             await client.write(worker.post(body, **({"TE": "trailers"} if "aiohttp" in way else {})))
             await until(lambda: upstream.bodies)
         await until(lambda: not worker.app.limiter.connections)
-        await asyncio.sleep(0.05)
-        assert upstream.alive == 1
+        await holds(lambda: upstream.alive == 1, for_s=0.05)
         gate.set()
         assert is_good(await worker.send(CALL))
         assert upstream.methods == ["eth_sendRawTransaction", "net_listening"]
@@ -407,8 +405,7 @@ async def test_draining_worker_answers_requests_under_way_and_closes(cache: dict
         await until(lambda: len(upstream.bodies) == 4)
         stopping = asyncio.get_running_loop().create_task(worker.app.stop())
         await until(lambda: worker.app.front.draining)
-        await asyncio.sleep(0.05)
-        assert not stopping.done()
+        await holds(lambda: not stopping.done(), for_s=0.05)
         gate.set()
         for client in clients:
             reply = await client.reply()
