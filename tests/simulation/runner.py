@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import os
 import pickle
@@ -278,7 +279,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation")
-    parser.add_argument("--seed", type=int, default=1, help="the first seed")
+    parser.add_argument("--seed", type=int, nargs="+", default=[1], help="the first seed, or all of several")
     parser.add_argument("--seeds", type=int, default=40, help="how many seeds to run")
     parser.add_argument("--hours", type=float, default=0.0, help="run for this long instead")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
@@ -305,14 +306,15 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _jobs(args: argparse.Namespace, end: float | None) -> Iterator[Job]:
-    seed = args.seed
-    while (seams.real_s() < end) if end is not None else seed < args.seed + args.seeds:
-        yield Job(seed, frozenset(args.without), args.load)
-        seed += 1
+    first, *others = args.seed
+    seeds: Iterable[int] = args.seed if others else range(first, first + args.seeds)
+    if end is not None:
+        seeds = itertools.takewhile(lambda _: seams.real_s() < end, itertools.count(first))
+    return (Job(seed, frozenset(args.without), args.load) for seed in seeds)
 
 
 def _show_one(simulator: Simulator, args: argparse.Namespace) -> int:
-    job = Job(args.seed, frozenset(args.without), args.load, keeps_events=True, keeps_wire=args.wire is not None)
+    job = Job(args.seed[0], frozenset(args.without), args.load, keeps_events=True, keeps_wire=args.wire is not None)
     run = simulator.run_here(job)
     assert run.outcome is not None
     print(text_of(run.events))
@@ -332,7 +334,7 @@ def _find_mutants(args: argparse.Namespace) -> int:
     for name in args.mutants or MUTANTS:
         began = seams.real_s()
         found = _found_by(name, kept[name], 1, 1) if name in kept else ""
-        found = found or _found_by(name, args.seed, args.seeds, args.processes)
+        found = found or _found_by(name, args.seed[0], args.seeds, args.processes)
         if found:
             kept[name] = int(found.split()[1])
             SEEDS.write_text(json.dumps({name: kept[name] for name in MUTANTS if name in kept}, indent=2) + "\n")
