@@ -10,9 +10,9 @@ from collections import Counter
 import pytest
 from aiohttp import web
 
-from tests.fleet.gateways import LIMITED, UPSTREAM_RATE, Fleet
+from tests.fleet.gateways import LIMITED, SEPOLIA, UPSTREAM_RATE, Fleet
 from tests.flows.production import Production
-from tests.http_client import rpc
+from tests.http_client import HttpClient, fresh_call, post, rpc
 from tests.service import until
 
 # Limits of the free plan.
@@ -50,6 +50,23 @@ async def test_calls_of_one_host_get_the_whole_limit(fleet: Fleet) -> None:
         return statuses.count(200) == RATE
 
     await until(gets_all, every_s=1.2)
+
+
+async def test_batches_at_one_host_follow_each_other(fleet: Fleet) -> None:
+    """Balancers send a key's calls to one gateway. Each of these batches can be answered with a Free key, but not both at once.
+    They are sent as ethers does, which repeats a request that got a 429, and not a single call of a batch."""
+    key = await fleet.key("free")
+
+    async def repeated() -> list[bool]:
+        body = b"[" + b",".join(fresh_call() for _ in range(60)) + b"]"
+        async with await HttpClient.open(fleet.gateways.hosts[0].port) as client:
+            for _ in range(12):
+                reply = await client.send(post(body, key=key, network=SEPOLIA))
+                if reply.status != 429:
+                    return ["result" in item for item in reply.json]
+        raise AssertionError("twelve attempts")
+
+    assert [*await asyncio.gather(repeated(), repeated())] == [[True] * 60] * 2
 
 
 async def test_one_host_gets_the_whole_limit_of_an_upstream(fleet: Fleet) -> None:

@@ -7,14 +7,17 @@ import contextlib
 import time
 from typing import Any
 
+import orjson
 import pytest
 
 from proxy import telemetry
 from proxy.core.access import Limits
 from proxy.services.rpc.batch_admission import MOST_OF_ACCOUNT
+from tests.http_client import Reply
 from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import value_of
 from tests.service import holds, until
+from tests.sockets import bare
 from tests.web.worker import NO_CACHE, on_uvloop
 
 # 50 units each.
@@ -66,6 +69,101 @@ def waits() -> tuple[float, float]:
     (family,) = telemetry.rate_wait_seconds.collect()
     found = {each.name: each.value for each in family.samples if each.labels["kind"] == "batch"}
     return found.get("penstock_rate_wait_seconds_count", 0.0), found.get("penstock_rate_wait_seconds_sum", 0.0)
+
+
+async def repeated(harness: RpcHarness, count: int, key: str) -> Reply:
+    """Send a batch as ethers does: it repeats a request that got a 429 at once, and not a single call of a batch."""
+    for _ in range(12):
+        reply = await harness.batch(*reads(count), key=key)
+        if reply.status != 429:
+            return reply
+        assert reply.headers["retry-after"] == "1"
+    raise AssertionError("twelve attempts")
+
+
+def is_whole(reply: Reply, count: int) -> bool:
+    return [item.get("result") for item in reply.json] == [value_of(method, params) for method, params in reads(count)]
+
+
+@pytest.mark.parametrize("counts", [(70, 70), (45, 45), (60, 20, 70), (5, 70, 1), (35, 35, 35, 35)])
+@on_uvloop
+async def test_batches_follow_each_other_if_the_rate_is_too_low_for_all(counts: tuple[int, ...]) -> None:
+    """Each of them can be answered in time (20 calls and 20 a second), but not all at once."""
+    async with rpc_harness(1, rpc={"batch_wait_s": 2.75}, **NO_CACHE) as harness:
+        harness.worker.add_key("small", limits=Limits(20, 10_000, 0))
+        began = time.monotonic()
+        replies = await asyncio.gather(*(repeated(harness, count, "small") for count in counts))
+        took_s = time.monotonic() - began
+        assert [is_whole(reply, count) for reply, count in zip(replies, counts, strict=True)] == [True] * len(counts)
+        # Refused batches have reached no upstream, and have not taken tokens.
+        assert sent(harness) == sum(counts)
+        assert sum(counts) / 20 - 1.1 < took_s < sum(counts) / 20 + len(counts)
+        assert len(harness.worker.app.rpc.waiting_batches) == 0
+
+
+@on_uvloop
+async def test_batch_that_is_under_way_is_not_cut_by_a_later_one_of_another_key() -> None:
+    async with rpc_harness(1, rpc={"batch_wait_s": 2.75}, **NO_CACHE) as harness:
+        first = harness.worker.add_key("small", limits=Limits(20, 10_000, 0))
+        harness.worker.add_key("second", beside=first)
+        async with asyncio.TaskGroup() as group:
+            early = group.create_task(harness.batch(*reads(70), key="small"))
+            await until(lambda: sent(harness) >= 15, every_s=0.01)
+            late = group.create_task(harness.batch(*reads(30), key="second"))
+        assert is_whole(early.result(), 70)
+        assert late.result().status == 429
+        assert is_whole(await repeated(harness, 30, "second"), 30)
+
+
+@on_uvloop
+async def test_batch_on_a_socket_that_cannot_start_gets_an_error_for_each_call() -> None:
+    async with rpc_harness(1, rpc={"batch_wait_s": 2.75}, **NO_CACHE) as harness:
+        harness.worker.add_key("small", limits=Limits(20, 10_000, 0))
+        under_way = asyncio.get_running_loop().create_task(harness.batch(*reads(70), key="small"))
+        await until(lambda: sent(harness) >= 15, every_s=0.01)
+        async with bare(harness.worker, network=harness.network, key="small") as socket:
+            socket.write(
+                orjson.dumps(
+                    [{"jsonrpc": "2.0", "id": n, "method": m, "params": p} for n, (m, p) in enumerate(reads(30))]
+                )
+            )
+            refused = await socket.json()
+        assert [item["id"] for item in refused] == [*range(30)]
+        assert {item["error"]["code"] for item in refused} == {-32005}
+        assert is_whole(await under_way, 70)
+        assert sent(harness) == 70
+
+
+@on_uvloop
+async def test_batch_of_a_full_bucket_and_a_wait_starts_only_with_a_full_bucket() -> None:
+    """One that cannot be answered whole any more is refused when it could be if it were sent again."""
+    async with rpc_harness(1, rpc={"batch_wait_s": 2.0}, **NO_CACHE) as harness:
+        harness.worker.add_key("small", limits=Limits(20, 10_000, 0))
+        assert is_whole(await harness.batch(*reads(20), key="small"), 20)
+        began = time.monotonic()
+        refused = await harness.batch(*reads(58), key="small")
+        assert "send it again" in refused.fault(429)["message"]
+        assert 0.8 <= time.monotonic() - began < 1.9
+        assert sent(harness) == 20
+        assert is_whole(await harness.batch(*reads(58), key="small"), 58)
+
+
+@on_uvloop
+async def test_first_calls_of_a_batch_are_refunded_if_they_are_not_made() -> None:
+    """They are charged together and sent in steps."""
+    async with rpc_harness(1, rpc={"batch_wait_s": 2.0}, **NO_CACHE) as harness:
+        key = harness.worker.add_key("large", limits=Limits(200, 100_000, 0))
+        asking = asyncio.get_running_loop().create_task(harness.batch(*reads(580), key="large"))
+        await until(lambda: sent(harness) >= 1, every_s=0.0)
+        harness.worker.app.keyring.remove(key)
+        refused = [item for item in (await asking).json if "error" in item]
+        assert {item["error"]["code"] for item in refused} == {-32016}
+        made = sent(harness)
+        assert made == 580 - len(refused)
+        harness.worker.add_key("beside", beside=key)
+        left = 200 - made
+        if left > 0:
+            assert is_whole(await harness.batch(*reads(left), key="beside"), left)
 
 
 @on_uvloop
@@ -155,7 +253,7 @@ async def test_only_some_batches_of_an_account_wait_at_a_time() -> None:
                 held = [group.create_task(harness.batch(*reads(50), key="poor")) for _ in range(MOST_OF_ACCOUNT)]
                 await until(lambda: len(waiting) == MOST_OF_ACCOUNT, every_s=0.01)
                 refused = await harness.batch(*reads(50), key="second")
-                assert refused.json[-1]["error"]["code"] == -32005
+                assert "rate limit exceeded" in refused.fault(429)["message"]
                 check_results((await harness.batch(*reads(25), key="neighbour")).json, reads(25))
                 for each in held:
                     each.cancel()

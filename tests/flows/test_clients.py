@@ -355,3 +355,17 @@ def test_batch_above_the_rate_or_of_a_thousand_is_answered(run: Run, name: str, 
     (price,) = set(run.seen["limits"][name])
     assert len(run.seen["limits"][name]) == count
     assert price > 0
+
+
+async def test_libraries_wait_for_the_rate_of_a_free_key(service: Service) -> None:
+    """ethers sends calls at once as batches of up to 100, each in a request, and repeats only requests that got a 429. Each run
+    has an account, as the rate is the account's."""
+    keys = [(await service.new_key((await service.new_account("free"))["id"]))["key"] for _ in range(4)]
+    task = {"url": f"{service.base}/rpc/dev/mainnet", "keys": keys}
+    seen = await asyncio.to_thread(run_script, "rate_limited.mjs", task, within_s=RUN_S)
+    assert seen == {
+        "ethers, 99 calls": {"answered": 99, "errors": []},
+        "ethers, 200 calls": {"answered": 200, "errors": []},
+        "ethers, 150 balances": {"answered": 150, "errors": []},
+        "viem, 200 balances": {"answered": 200, "errors": []},
+    }

@@ -152,6 +152,11 @@ class Admission:
             self._quotas.count(account, requests)
         return None
 
+    def refill_s(self, key: Key, requests: int, units: int) -> float:
+        """How long the buckets of account and key need to refill what this takes."""
+        rate, own = key.rate, key.own_rate or key.rate
+        return max(requests * max(rate.request_s, own.request_s), units * max(rate.unit_s, own.unit_s))
+
     # Limits that all hosts share
 
     def _pending(self, key: Key, requests: int, units: int) -> Fault:

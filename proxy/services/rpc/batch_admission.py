@@ -5,7 +5,12 @@ Most batches are small, and are admitted at once. Others are admitted step by st
 * A large batch, or one with mistakes in it, is *read* a few items at a time. Nothing is charged or sent before all items are
   read, because a body that is not a batch is refused as a whole. It is read when its account has room for its items; until then
   it *waits for room*, for as long as items wait for their rate.
-* Items are then *charged* in order, a few in each turn, and sent on without waiting for the others. When the buckets are empty,
+* The batch then *starts* when the buckets hold enough for its first items together, and so much that all items can be charged
+  in time. A batch that is under way takes each token as it is refilled, so the next one starts when this one is done. This
+  way batches of an account follow each other, in all its workers, instead of sharing a rate that is too low for both. One
+  that cannot start in time, or only too late for some of its items, is *refused whole*: it has cost nothing, and libraries
+  such as ethers repeat a request that got a 429, but no single call of a batch.
+* Its items are *charged* in order, a few in each turn, and sent on without waiting for the others. When the buckets are empty,
   the others *wait for the rate*, up to a bound; then they are *refused*, each with the time to retry.
 
 Waiting costs the client nothing, so few batches of an account wait at a time, and the memory of batches that are read or wait
@@ -18,8 +23,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, Literal
 
 from proxy import telemetry
@@ -28,6 +34,7 @@ from proxy.core.access import Key
 from proxy.core.batch_reader import BatchReader
 from proxy.core.directives import Directives
 from proxy.core.jsonrpc import MalformedCall, RawCall
+from proxy.core.limits import TOLERANCE_S
 from proxy.core.pricing import UNITS_OF_AN_ERROR, size_units
 from proxy.errors import Fault, Forbidden, LeasePending, RateLimited
 from proxy.memory_budget import BudgetLine
@@ -43,6 +50,10 @@ from proxy.turn_queue import TurnQueue
 # Items that are admitted in one step, and items that are refused. Between two steps other clients have their turns.
 ITEMS_PER_STEP = 25
 REFUSED_PER_STEP = 100
+# A full bucket, and how full it has to be for a batch to start that does not need more: so full that no batch can be under way,
+# and that two cannot start at once. Both in seconds of refill.
+FULL_S: Final = 1.0
+LEAST_TO_START_S: Final = 0.6
 # Refills are awaited for at least this long, so that several items are sent on together.
 LEAST_PAUSE_S = 0.05
 
@@ -51,6 +62,8 @@ MOST_OF_ACCOUNT = 8
 # The memory of an item besides its part of the body, and the shortest part that an item has.
 ITEM_BYTES: Final = 640
 LEAST_IN_BODY: Final = 40
+TOO_LATE = "the rate limit leaves no time for all calls of this batch: send it again"
+REVOKED = "this API key was changed or revoked"
 NO_ROOM = "the worker has no room for more waiting batches of this account: make fewer at a time"
 
 # Refuses a batch whole. The ids are those of its calls; there are none if it could not be read.
@@ -58,7 +71,7 @@ BatchRefusal = Callable[[Fault | MalformedCall, Sequence[bytes]], None]
 # A call that may be made, with its price; and one that is answered with an error for its own mistake.
 PricedItem = tuple[BatchItem, MethodPolicy, RawCall, int]
 MistakenItem = tuple[BatchItem, bytes]
-AdmissionStep = Literal["wait_for_room", "read", "charge", "wait_for_rate", "refuse", "over"]
+AdmissionStep = Literal["wait_for_room", "read", "wait_to_start", "charge", "wait_for_rate", "refuse", "over"]
 
 
 class WaitingBatches:
@@ -140,6 +153,7 @@ class BatchAdmission:
         "_has_room",
         "_mistaken",
         "_paused_at",
+        "_prepaid",
         "_reader",
         "_refusal",
         "_refuse_whole",
@@ -173,6 +187,8 @@ class BatchAdmission:
         self._accepted: deque[PricedItem] = deque()
         self._mistaken: deque[MistakenItem] = deque()
         self._units = 0
+        # How many of the next items are charged already: they were when the batch started.
+        self._prepaid = 0
         # Why the items that are left are refused.
         self._refusal: Fault | None = None
         # Since when the items wait for the rate, or 0, and for how long they did before.
@@ -224,6 +240,8 @@ class BatchAdmission:
             case "wait_for_room" | "read":
                 self._end()
                 self._refuse_whole(refusal, ())
+            case "wait_to_start":
+                self._refuse_all(refusal)
             case "wait_for_rate":
                 self._stop_timer()
                 self._end_pause(time.monotonic())
@@ -286,6 +304,7 @@ class BatchAdmission:
         """Nothing is left to do."""
         self._step = "over"
         self._stop_timer()
+        self._refund_prepaid()
         self._services.waiting.memory.budget.forget(self._account, self._begin_later)
         self._give_room()
         self._batch.end_admission()
@@ -337,12 +356,89 @@ class BatchAdmission:
         # A rate admits some items, sooner or later. An exhausted daily quota admits none, so it refuses the whole batch.
         exhausted = services.admission.charge(self._terms.key, 0, 0, batch.began)
         if isinstance(exhausted, RateLimited) and exhausted.wait_s > services.wait_s:
-            self._end()
-            self._refuse_whole(exhausted, [item.id or b"" for item in batch.items])
+            self._refuse_all(exhausted)
             return
         batch.begin_admission(self)
-        batch.expect(self._left)
-        self._charge()
+        self._start()
+
+    def _start(self) -> None:
+        """Start, wait until the batch can start, or refuse it whole."""
+        now = time.monotonic()
+        self._end_pause(now)
+        refusal = self._charge_first(now)
+        if refusal is None:
+            self._batch.expect(self._left)
+            self._charge()
+        elif isinstance(refusal, RateLimited) and self._may_wait(now + refusal.wait_s):
+            self._step = "wait_to_start"
+            self._timer = asyncio.get_running_loop().call_later(_pause_s(refusal), self._start)
+            self._paused_at = 0.0 if isinstance(refusal, LeasePending) else now
+        else:
+            self._refuse_all(refusal)
+
+    def _charge_first(self, now: float) -> Fault | None:
+        """Charge so many items together that the others can be charged in time, or return why the batch does not start."""
+        key, admission, wait_s = self._terms.key, self._services.admission, self._services.wait_s
+        if not key.alive:
+            return Forbidden(REVOKED, reason="disabled")
+        total_s = admission.refill_s(key, self._left, self._units)
+        # What the buckets have to hold now; and then, if the batch is sent again.
+        wanted_s = total_s - (self._batch.began + wait_s - now)
+        wanted_if_repeated_s = total_s - wait_s
+        is_late = False
+        if wanted_if_repeated_s > FULL_S:  # Some of its items are refused in any case.
+            wanted_s = LEAST_TO_START_S
+        elif wanted_s > FULL_S:
+            wanted_s, is_late = wanted_if_repeated_s, True
+        count, units = self._first_items(max(wanted_s, LEAST_TO_START_S), total_s)
+        refusal = admission.charge(key, count, units, now)
+        if isinstance(refusal, RateLimited):
+            return refusal
+        if refusal is None and is_late:
+            admission.refund(key, count, units)
+            return RateLimited(TOO_LATE, retry_after_s=1, wait_s=wait_s, reason="rate")
+        self._prepaid = count if refusal is None else 0
+        return None
+
+    def _first_items(self, wanted_s: float, total_s: float) -> tuple[int, int]:
+        """How many items are charged together to take this much from the buckets, and their price."""
+        if total_s <= wanted_s:
+            return self._left, self._units
+        key, refill_s = self._terms.key, self._services.admission.refill_s
+        count = units = 0
+        for price in self._prices():
+            cost_s = refill_s(key, count + 1, units + price)
+            if count and cost_s > FULL_S + TOLERANCE_S:
+                break
+            count += 1
+            units += price
+            if cost_s >= wanted_s - TOLERANCE_S:
+                break
+        return count, units
+
+    def _prices(self) -> Iterator[int]:
+        for item in self._accepted:
+            yield item[3]
+        for _ in self._mistaken:
+            yield UNITS_OF_AN_ERROR
+
+    def _refund_prepaid(self) -> None:
+        count, self._prepaid = self._prepaid, 0
+        if count:
+            self._services.admission.refund(self._terms.key, count, sum(islice(self._prices(), count)))
+
+    def _refuse_all(self, refusal: Fault) -> None:
+        """Refuse the batch whole: no call of it was made."""
+        self._end()
+        if self._waited_s:
+            telemetry.rate_wait_seconds.labels("batch").observe(self._waited_s)
+        self._refuse_whole(refusal, [item.id or b"" for item in self._batch.items])
+
+    def _wait_for_rate(self, pause_s: float, since: float) -> None:
+        """`since`: the time, if the client's own rate is the cause."""
+        self._step = "wait_for_rate"
+        self._timer = asyncio.get_running_loop().call_later(pause_s, self._charge)
+        self._paused_at = since
 
     def _charge(self) -> None:
         """Admit as many items as the buckets allow, and return later for the rest."""
@@ -351,16 +447,16 @@ class BatchAdmission:
         now = time.monotonic()
         self._end_pause(now)
         admitted: list[PricedItem] = []
+        starts = self._prepaid > 0
         refusal = self._take(admitted, now)
         for each in admitted:
             self._count_wait(each[0])
         if admitted:
             self._send(admitted, now)
-        if isinstance(refusal, RateLimited) and self._may_wait(now + refusal.wait_s):
-            pause_s = refusal.wait_s if isinstance(refusal, LeasePending) else max(LEAST_PAUSE_S, refusal.wait_s)
-            self._step = "wait_for_rate"
-            self._timer = asyncio.get_running_loop().call_later(pause_s, self._charge)
-            self._paused_at = 0.0 if isinstance(refusal, LeasePending) else now
+        if starts and not self._prepaid and self._left and self._may_wait(now + LEAST_PAUSE_S):
+            self._wait_for_rate(LEAST_PAUSE_S, now)
+        elif isinstance(refusal, RateLimited) and self._may_wait(now + refusal.wait_s):
+            self._wait_for_rate(_pause_s(refusal), 0.0 if isinstance(refusal, LeasePending) else now)
         elif refusal is not None:
             self._refuse_left(refusal)
         elif self._left:
@@ -374,11 +470,14 @@ class BatchAdmission:
         """Charge the next items. Returns the refusal that applies to the first one left."""
         key, admission = self._terms.key, self._services.admission
         if not key.alive:
-            return Forbidden("this API key was changed or revoked", reason="disabled")
-        for _ in range(min(ITEMS_PER_STEP, self._left)):
+            return Forbidden(REVOKED, reason="disabled")
+        # Calls that come at the same time as the batch may have what it does not need to start.
+        for _ in range(min(ITEMS_PER_STEP, self._prepaid or self._left)):
             units = self._accepted[0][3] if self._accepted else UNITS_OF_AN_ERROR
-            refusal = admission.charge(key, 1, units, now)
-            if isinstance(refusal, RateLimited):
+            refusal = None
+            if self._prepaid:
+                self._prepaid -= 1
+            elif isinstance(refusal := admission.charge(key, 1, units, now), RateLimited):
                 return refusal
             if not self._accepted:
                 item, error = self._mistaken.popleft()
@@ -414,6 +513,7 @@ class BatchAdmission:
 
     def _refuse_left(self, refusal: Fault) -> None:
         self._refusal = refusal
+        self._refund_prepaid()
         self._give_room()
         if self._left:
             self._next("refuse")
@@ -432,3 +532,7 @@ class BatchAdmission:
             self._next("refuse")
         else:
             self._end()
+
+
+def _pause_s(refusal: RateLimited) -> float:
+    return refusal.wait_s if isinstance(refusal, LeasePending) else max(LEAST_PAUSE_S, refusal.wait_s)
