@@ -1,5 +1,5 @@
-"""The figures of all pages agree: after a scripted load, Overview, Methods, Upstreams, Usage, costs and the metrics show the
-same."""
+"""The figures of all pages agree: after a scripted load, Overview, Methods, Upstreams, Usage, Accounts, Requests, Errors, Costs
+and the metrics show the same."""
 
 from __future__ import annotations
 
@@ -160,6 +160,10 @@ async def test_pages_agree_after_a_scripted_load(own_service: DashboardService) 
     assert (largest["name"], picked(largest["totals"])) == (account, EXPECTED)
     live = (await operator.get("/admin/live")).data["minutes"]
     assert sum(live["requests"]) == EXPECTED["requests"]
+    assert sum(live["errors"]) == EXPECTED["caller_errors"] + EXPECTED["failures"]
+    for path in (f"/admin/accounts/{account}", "/admin/accounts"):
+        shown = (await operator.get(path)).data
+        assert shown.get("accounts", [shown])[0]["used_today"] == EXPECTED["requests"], path
     table = csv.DictReader(io.StringIO((await holder.get("/account/usage/csv")).body.decode()))
     assert sum(int(row["requests"]) for row in table) == EXPECTED["requests"]
     assert (await holder.get("/account")).data["today"]["used"] == EXPECTED["requests"]
@@ -174,6 +178,12 @@ async def test_pages_agree_after_a_scripted_load(own_service: DashboardService) 
     assert causes["upstream"] == EXPECTED["upstream_failures"]
     assert causes["service"] == EXPECTED["failures"] - EXPECTED["upstream_failures"]
     assert causes["client"] + causes["chain"] + causes["limit"] == EXPECTED["caller_errors"]
+
+    # Errors are grouped records.
+    for client, path in ((holder, "/account/errors"), (operator, "/admin/errors")):
+        alike = [each for each in (await client.get(path)).data["errors"] if each["status"] != 404]
+        assert sum(each["count"] for each in alike) == causes.total(), path
+        assert sum(each["count"] for each in alike if each["status"] >= 500) == EXPECTED["failures"], path
 
     # Methods: all calls on the network, by method as in Usage.
     async def has_hours() -> bool:
@@ -210,7 +220,7 @@ async def test_pages_agree_after_a_scripted_load(own_service: DashboardService) 
         networks = (await operator.get("/admin/networks")).data["networks"]
         counted = (await metrics(service))["penstock_upstream_calls"]
         upstreams = [each for network in networks for each in network["upstreams"]]
-        shown = {(each["label"], "answered"): each["answered"] for each in upstreams}
+        shown = {(each["label"], name): each[name] for each in upstreams for name in ("answered", "failed")}
         return all(counted[place] == count for place, count in shown.items())
 
     await until(upstreams_agree)
@@ -228,4 +238,20 @@ async def test_pages_agree_after_a_scripted_load(own_service: DashboardService) 
 
     await until(costs_agree)
     assert await credits_by_method(account) == {ROUTE: BEACON * CREDITS}
+
+    async def costs_page_agrees() -> bool:
+        page = (await operator.get("/admin/costs?days=2")).data
+        counted = sum((await metrics(service))["penstock_upstream_credits"].values())
+        sums = [
+            page["total"],
+            *({"credits": sum(row["credits"] for row in page[by])} for by in ("methods", "upstreams")),
+        ]
+        (row,) = page["accounts"]
+        assert [row[name] for name in ("account_id", "credits")] == [account, BEACON * CREDITS]
+        assert row["requests"] == EXPECTED["requests"]
+        assert row["units"] == sum(live["units"])
+        assert page["total"]["credits"] == page["own"]["credits"] + row["credits"]
+        return {each["credits"] for each in sums} == {counted}
+
+    await until(costs_page_agrees)
     assert (await call(service, key)).status == 200
