@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, NoReturn
 
 from proxy import __version__
 from proxy.errors import Fault, StartError
@@ -158,8 +160,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 70
 
 
+class CommandParser(argparse.ArgumentParser):
+    """Reports a mistyped word with the usage of its own command, and with the nearest one."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return parsed, unknown
+
+    def error(self, message: str) -> NoReturn:
+        if option := re.match(r"unrecognized arguments: (--[^ =]+)", message):
+            message = f"there is no option {option[1]}" + _hint(option[1], self._option_string_actions)
+        elif choice := re.match(r"argument ACTION: invalid choice: '(.*)' \(choose from (.*)\)", message):
+            hint = _hint(choice[1], re.findall(r"'([^']+)'", choice[2]))
+            message = f"there is no action '{choice[1]}'{hint}" if hint else message
+        super().error(message)
+
+
+def _hint(word: str, known: Iterable[str]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, known, n=1)
+    return f": did you mean {near[0]}?" if near else ""
+
+
 def _parsed(prog: str, words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=prog, description="Penstock, a self-hosted blockchain access API.")
+    parser = CommandParser(prog=prog, description="Penstock, a self-hosted blockchain access API.")
     parser.set_defaults(program=prog)
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -173,12 +200,9 @@ def _parsed(prog: str, words: list[str]) -> argparse.Namespace:
 
 
 def _unknown(prog: str, word: str) -> int:
-    from difflib import get_close_matches
-
     shown = [name for name in COMMANDS if name not in INTERNAL]
-    near = get_close_matches(word, shown, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"run {prog} --help for the list"
-    print(f"penstock: there is no command {word!r}: {hint}", file=sys.stderr)
+    hint = _hint(word, shown) or f": run {prog} --help for the list"
+    print(f"penstock: there is no command {word!r}{hint}", file=sys.stderr)
     return 2
 
 

@@ -330,6 +330,31 @@ def test_mistyped_command_is_answered_with_the_nearest(capsys: pytest.CaptureFix
     assert capsys.readouterr().err == "penstock: there is no command 'acounts': did you mean accounts?\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "command", "message"),
+    [
+        (["keys", "creat"], "keys", "there is no action 'creat': did you mean create?"),
+        (["keys", "zzz"], "keys", "argument ACTION: invalid choice: 'zzz'"),
+        (
+            ["keys", "create", "--account", "a", "--nmae", "b"],
+            "keys create",
+            "there is no option --nmae: did you mean --name?",
+        ),
+        (["migrate", "--database", "postgresql://x"], "migrate", "there is no option --database"),
+        (["check", "more"], "check", "unrecognized arguments: more"),
+    ],
+)
+def test_mistyped_words_of_a_command_are_answered_with_its_own_usage_and_the_nearest(
+    words: list[str], command: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*words])
+    assert ended.value.code == 2
+    usage, *_, error = capsys.readouterr().err.splitlines()
+    assert usage.startswith(f"usage: python -m proxy {command} ")
+    assert error.startswith(f"python -m proxy {command}: error: {message}")
+
+
 def test_settings_file_is_found_by_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
