@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -48,10 +50,13 @@ def clone(tmp_path: Path) -> Path:
     return directory
 
 
-def released(clone: Path, *words: str, version: str = VERSION) -> subprocess.CompletedProcess[str]:
+def released(
+    clone: Path, *words: str, version: str = VERSION, path: str | None = None
+) -> subprocess.CompletedProcess[str]:
     script = clone / "deploy" / "release" / "release.py"
+    environ = os.environ if path is None else {**os.environ, "PATH": path}
     return subprocess.run(
-        [sys.executable, script, version, *words], cwd=clone, capture_output=True, text=True, check=False
+        [sys.executable, script, version, *words], cwd=clone, capture_output=True, text=True, check=False, env=environ
     )
 
 
@@ -121,6 +126,17 @@ def test_wrong_version_is_refused(clone: Path, tmp_path: Path) -> None:
     for version, text in wrong.items():
         done = released(clone, "--parts", "--out", str(tmp_path / "out"), version=version)
         assert (done.returncode, text in done.stderr) == (1, True), done.stderr
+
+
+def test_missing_tools_are_named_before_anything_is_built(clone: Path, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in ("git", "tar"):
+        (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
+    done = released(clone, "--out", str(tmp_path / "out"), path=str(tmp_path / "bin"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "apt-get install buildah mmdebstrap" in done.stderr
+    assert "ARGS='--parts wheels chart'" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_uncommitted_changes_and_an_empty_changelog_are_refused(clone: Path, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ import wheels
 
 ROOT = wheels.ROOT
 PARTS = ("wheels", "image", "chart")
+IMAGE_TOOLS = ("buildah", "mmdebstrap")
 SEMVER = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(?:-(?:rc|beta)\.\d+)?")
 HEADING = "## [Unreleased]"
 # Files that contain the version, and the forms in which they do.
@@ -86,6 +87,7 @@ def main() -> int:
 def _release(args: argparse.Namespace) -> None:
     if not args.tagged:
         check(args.version)
+    check_tools(args.parts)
     commit = git("rev-parse", "HEAD")
     shutil.rmtree(args.out, ignore_errors=True)
     args.out.mkdir(parents=True)
@@ -122,6 +124,16 @@ def check(version: str) -> None:
         raise ReleaseFault(f"{version} is older than the newest tag, v{'.'.join(map(str, newest))}")
     if not unreleased((ROOT / "CHANGELOG.md").read_text("utf-8")):
         raise ReleaseFault("CHANGELOG.md has no entries under Unreleased: there is nothing to release")
+
+
+def check_tools(parts: Sequence[str]) -> None:
+    """The image is built last, after minutes in which the wheels are compiled."""
+    missing = [tool for tool in IMAGE_TOOLS if shutil.which(tool) is None] if "image" in parts else []
+    if missing:
+        raise ReleaseFault(
+            f"the image is built with {' and '.join(missing)}: on Debian, run apt-get install {' '.join(missing)}, "
+            "or leave it out with ARGS='--parts wheels chart'"
+        )
 
 
 def numbers(version: str) -> tuple[int, ...]:
