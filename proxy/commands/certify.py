@@ -273,12 +273,17 @@ def _sample_calls(route: Route, head: int, start: int) -> Iterator[tuple[int, st
 
 async def _read(route: Route, present: Upstream, method: str, params: bytes) -> AnsweredRead | None:
     """The reply of the upstream in use; None if it has none, which says nothing about the candidate."""
-    began, probe = time.monotonic(), Probe(present, method, params)
+    policy = route.policies[method]
+    ref = BlockRef("none") if policy.is_plain else policy.family.block_ref(policy.method, params)
+    archive = policy.family.is_archive(ref, present.health.head)
+    probe = Probe(present, method, params, rules=policy.family.error_rules, archive=archive)
+    began = time.monotonic()
     result = await result_of(probe, REPLY_S)
     took_s = time.monotonic() - began
     reply = probe.error_reply if result is None else result
     if not reply or (result is None and probe.error != "revert"):
         return None
     meter = present.health.meter
-    cost = 0 if meter is None else meter.cost_of(method)
-    return AnsweredRead(route.policies[method], params, reply, present, took_s, is_error=result is None, cost=cost)
+    cost = 0 if meter is None else meter.cost_of(method, archive=archive)
+    is_error = result is None
+    return AnsweredRead(policy, params, reply, present, took_s, is_error=is_error, cost=cost, archive=archive)

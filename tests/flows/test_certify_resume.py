@@ -131,6 +131,16 @@ async def test_other_file_is_not_continued(
         assert not reads_of(candidate)
 
 
+async def test_reads_of_old_blocks_cost_what_the_provider_bills_for_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with pair(tmp_path) as (_, words):
+        await asyncio.to_thread(main, [*words, "--cost", "chainstack", "--price", "10"])
+    (total,) = [row for row in orjson.loads(capsys.readouterr().out)["methods"] if row["method"] == "all"]
+    # Two credits each, at ten dollars a million.
+    assert total["their_usd"] == f"{READS * 2 * 10 / 1_000_000:.6f}"
+
+
 class LimitedUpstream(ScriptedUpstream):
     """Takes so many requests a second, and keeps the state of its newest blocks only."""
 

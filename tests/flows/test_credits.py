@@ -58,8 +58,12 @@ class MeteredHarness:
 
 
 @asynccontextmanager
-async def metered(*providers: str, **sections: Any) -> AsyncIterator[MeteredHarness]:
+async def metered(
+    *providers: str, candidate: dict[str, Any] | None = None, **sections: Any
+) -> AsyncIterator[MeteredHarness]:
+    """`candidate`: more settings of the last provider."""
     given = [{"cost": name} for name in providers]
+    given[-1] |= candidate or {}
     async with rpc_harness(len(providers), kind=billing_by(*providers), options=given, **sections) as harness:
         yield MeteredHarness(harness)
 
@@ -125,6 +129,20 @@ async def test_calls_that_were_not_sent_cost_nothing() -> None:
         assert reply.status >= 500
         await until(lambda: harness.is_idle)
         assert harness.counted == before
+
+
+@on_uvloop
+async def test_copied_reads_cost_what_the_candidate_bills() -> None:
+    """Reads of old state cost more than others."""
+    candidate = {"shadow": 1.0, "requests_per_second": 10_000}
+    async with metered("alchemy", "chainstack", candidate=candidate, cache={"enabled": False}) as harness:
+        for block in ("latest", hex(harness.rpc.chain.head - 500)):
+            for number in range(5):
+                await harness.rpc.result("eth_getBalance", [f"0x{number:040x}", block])
+        (shadow,) = harness.rpc.route.shadows
+        await until(lambda: shadow.trial.total.reads == 10)
+        await harness.agrees()
+        assert harness.stubs[1].billed_by_method["eth_getBalance"] == 5 * 1 + 5 * 2
 
 
 @on_uvloop

@@ -31,16 +31,20 @@ class Probe:
         *,
         rules: Sequence[ErrorRule] = (),
         is_batch: bool = False,
+        archive: bool = False,
+        number: int = 0,
     ) -> None:
         """`rules`: what errors mean in the chain's family. `is_batch`: the call is sent twice, as a batch, and the result is
-        the reply to both."""
-        self._number = next_id()
+        the reply to both. `archive`: the call reads old state, which may cost more. `number`: the id of a call that was sent
+        already."""
+        self._number = number or next_id()
         self._id = b"%d" % self._number
         self._upstream = upstream
         self._rules = rules
         self._meter = upstream.health.meter
         self.method = method
         self._spender = (method, "", "")
+        self._archive = archive
         body = b"".join((jsonrpc.ENVELOPE_START, self._id, jsonrpc.request_tail(method), params, b"}"))
         self._is_batch = is_batch
         self._body = b"[%b,%b]" % (body, body) if is_batch else body
@@ -69,15 +73,15 @@ class Probe:
         """`beside`: probes of an upstream go one after the other, unless they may be beside each other, like calls."""
         self._on_done = on_done
         if self._meter is not None:
-            if not self._meter.affords(self.method):
+            if not self._meter.affords(self.method, archive=self._archive):
                 self._settle(None)
                 return
-            self._meter.began(self._spender)
+            self._meter.began(self._spender, archive=self._archive)
         (self._upstream.submit if beside else self._upstream.probe)(self, self._body)
 
     def give_up(self) -> None:
         if self._upstream.leave(self) and self._meter is not None:
-            self._meter.not_sent(self._spender)
+            self._meter.not_sent(self._spender, archive=self._archive)
         self._settle(None)
 
     def on_reply(self, connection: UpstreamConnection, headers: ReplyHeaders, body: bytes) -> None:
@@ -116,11 +120,11 @@ class Probe:
 
     def on_late(self, upstream: Upstream, headers: ReplyHeaders, body: bytes) -> None:
         if self._meter is not None and (outcome := failure_in(headers, body, self._id)):
-            self._meter.failed(self._spender, outcome)
+            self._meter.failed(self._spender, outcome, archive=self._archive)
 
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
         if self._meter is not None and (not sent or reason == STALE):
-            self._meter.not_sent(self._spender)
+            self._meter.not_sent(self._spender, archive=self._archive)
         self.failure = reason
         self._settle(None)
 

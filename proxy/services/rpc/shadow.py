@@ -215,7 +215,8 @@ class Shadow(ReadObserver):
             return None
         health.begin(now)
         health.begin_method(name, now)
-        probe = Probe(self.upstream, name, read.params, rules=read.policy.family.error_rules)
+        rules = read.policy.family.error_rules
+        probe = Probe(self.upstream, name, read.params, rules=rules, archive=read.archive)
         return TriedRead(read, probe, self.trial, now)
 
     def ended(self, tried: TriedRead) -> None:
