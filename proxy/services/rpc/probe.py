@@ -69,6 +69,11 @@ class Probe:
         self._given_up_at = time.monotonic() + within_s
         self.begin(on_done, beside=False)
 
+    def take_over(self, on_done: Callable[[], None], give_up_at: float) -> None:
+        """Go on with a call that was sent with its number, and counted."""
+        self._on_done = on_done
+        self._given_up_at = give_up_at
+
     def begin(self, on_done: Callable[[], None], *, beside: bool) -> None:
         """`beside`: probes of an upstream go one after the other, unless they may be beside each other, like calls."""
         self._on_done = on_done

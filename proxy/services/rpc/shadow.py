@@ -12,16 +12,17 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Collection
-from functools import partial
 from typing import Any, Final
 
 from proxy import telemetry
+from proxy.core import jsonrpc
 from proxy.core.trials import OUTCOMES, Trial, TrialOutcome, TrialRead
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.network_state import NetworkState, ReadObserver
 from proxy.services.rpc.probe import Probe
-from proxy.wire.upstream import Upstream
+from proxy.wire.http1 import ReplyHeaders
+from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
 
 # Reads that wait, and the bytes of their params and replies. A larger read is not compared.
 MOST_WAITING: Final = 64
@@ -31,6 +32,10 @@ LARGEST_READ: Final = 262_144
 WHOLE: Final = 1_000_000
 # How long the candidate may take.
 REPLY_S: Final = 10.0
+
+_read_reply: Final = jsonrpc.read_numbered_reply
+_NOT_JSON: Final = jsonrpc.NOT_JSON
+_NO_REPLY: Final = jsonrpc.NumberedReply()
 
 
 class AnsweredRead:
@@ -68,22 +73,94 @@ class AnsweredRead:
 
 
 class TriedRead:
-    """A read under way to the candidate. `trial`: the one that it belongs to, since a promotion begins another."""
+    """A read under way to the candidate. `trial`: the one that it belongs to, since a promotion begins another.
 
-    __slots__ = ("_began", "probe", "read", "took_s", "trial")
+    Like a client's call on the short path, it is the sink of its own reply as long as that is usual. Any other reply is read by
+    its `probe`, which the judge needs, too.
+    """
 
-    def __init__(self, read: AnsweredRead, probe: Probe, trial: Trial, began: float) -> None:
+    client: str = ""
+
+    __slots__ = ("_began", "_number", "probe", "read", "shadow", "took_s", "trial")
+
+    def __init__(self, shadow: Shadow, read: AnsweredRead, began: float) -> None:
+        self.shadow = shadow
         self.read = read
-        self.probe = probe
-        self.trial = trial
+        self.trial = shadow.trial
         self.took_s = 0.0
         self._began = began
+        # Its id at the candidate.
+        self._number = 0
+        self.probe: Probe | None = None
 
     def __repr__(self) -> str:
         return f"<TriedRead {self.read!r}, {self.took_s:.3f} s>"
 
+    def send(self) -> None:
+        """Send it for a shadow that does not wait."""
+        upstream, read = self.shadow.upstream, self.read
+        self._number = upstream.send_call(self, read.policy.request_tail, read.params)
+        if not self._number:
+            self.as_probe().start(self._on_probe, REPLY_S)
+        elif upstream.health.meter is not None:
+            upstream.health.meter.began((read.policy.method.name, "", ""), archive=read.archive)
+
+    def as_probe(self) -> Probe:
+        """The probe that makes the call, or goes on with it."""
+        read = self.read
+        probe = self.probe = Probe(
+            self.shadow.upstream,
+            read.policy.method.name,
+            read.params,
+            rules=read.policy.family.error_rules,
+            archive=read.archive,
+            number=self._number,
+        )
+        return probe
+
     def ended(self, now: float) -> None:
         self.took_s = now - self._began
+
+    def _on_probe(self) -> None:
+        probe = self.probe
+        assert probe is not None
+        is_same = probe.result is not None and probe.result == self.read.reply and not self.read.is_error
+        self.shadow.replied(self, is_same=is_same, limited=probe.is_limited)
+
+    def _probe_under_way(self) -> Probe:
+        probe = self.as_probe()
+        probe.take_over(self._on_probe, self._began + REPLY_S)
+        return probe
+
+    # Called by the upstream connection
+
+    def on_reply(self, connection: UpstreamConnection, headers: ReplyHeaders, body: bytes) -> None:
+        if headers.status == 200 and headers.plain and body.isascii() and len(body) <= jsonrpc.READ_WHOLE:
+            try:
+                reply = _read_reply(body)
+            except _NOT_JSON:
+                reply = _NO_REPLY
+            is_usual = reply.id == self._number and reply.result and not reply.error and not self.read.is_error
+            if is_usual and bytes(reply.result) == self.read.reply:
+                self.shadow.replied(self, is_same=True)
+                return
+        self._probe_under_way().on_reply(connection, headers, body)
+
+    def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
+        self._probe_under_way().on_fail(upstream, reason, sent=sent)
+
+    def on_tick(self, connection: UpstreamConnection | None, now: float) -> None:
+        if connection is not None and now > self._began + REPLY_S:
+            probe = self._probe_under_way()
+            connection.replace(self, probe)
+            probe.on_tick(connection, now)
+
+    def on_large(self, connection: UpstreamConnection, headers: ReplyHeaders, beginning: Piece) -> bool:
+        return False
+
+    def on_late(self, upstream: Upstream, headers: ReplyHeaders, body: bytes) -> None: ...
+    def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None: ...
+    def on_end(self, connection: UpstreamConnection) -> None: ...
 
 
 class Shadow(ReadObserver):
@@ -186,13 +263,14 @@ class Shadow(ReadObserver):
             read = self._queue.popleft()
             self._bytes -= read.size
             if (tried := self.begin(read)) is not None:
-                tried.probe.start(partial(self._replied, tried), REPLY_S)
+                tried.send()
                 return
         self._is_reading = False
 
-    def _replied(self, tried: TriedRead) -> None:
-        self.ended(tried)
-        if tried.probe.result is not None and tried.probe.result == tried.read.reply and not tried.read.is_error:
+    def replied(self, tried: TriedRead, *, is_same: bool, limited: bool = False) -> None:
+        """The candidate has replied, or failed to."""
+        self.ended(tried, limited=limited)
+        if is_same:
             self.count(tried, "same", ())
             self._is_reading = bool(self._queue)
             if self._is_reading:
@@ -215,16 +293,14 @@ class Shadow(ReadObserver):
             return None
         health.begin(now)
         health.begin_method(name, now)
-        rules = read.policy.family.error_rules
-        probe = Probe(self.upstream, name, read.params, rules=rules, archive=read.archive)
-        return TriedRead(read, probe, self.trial, now)
+        return TriedRead(self, read, now)
 
-    def ended(self, tried: TriedRead) -> None:
-        """The candidate has replied, or failed to."""
-        health, now = self.upstream.health, time.monotonic()
-        health.ended()
+    def ended(self, tried: TriedRead, *, limited: bool) -> None:
+        """The call of a read is over, however it ended. `limited`: the candidate limits our rate."""
+        now = time.monotonic()
+        self.upstream.health.ended()
         tried.ended(now)
-        tried.trial.replied(now, limited=tried.probe.is_limited)
+        tried.trial.replied(now, limited=limited)
 
     def count(self, tried: TriedRead, outcome: TrialOutcome, members: tuple[str, ...]) -> None:
         read, meter = tried.read, self.upstream.health.meter

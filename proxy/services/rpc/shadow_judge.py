@@ -48,12 +48,15 @@ class ShadowJudge:
     async def compare(self, read: AnsweredRead) -> None:
         """Send the read to the candidate, and count how its reply compares."""
         if (tried := self._shadow.begin(read)) is not None:
-            await result_of(tried.probe, REPLY_S)
-            self._shadow.ended(tried)
+            probe = tried.as_probe()
+            await result_of(probe, REPLY_S)
+            self._shadow.ended(tried, limited=probe.is_limited)
             await self._judge(tried)
 
     async def _judge(self, tried: TriedRead) -> None:
-        self._shadow.count(tried, *await self._outcome(tried.read, tried.probe.result, tried.probe))
+        probe = tried.probe
+        assert probe is not None
+        self._shadow.count(tried, *await self._outcome(tried.read, probe.result, probe))
 
     async def _outcome(
         self, read: AnsweredRead, result: bytes | None, probe: Probe
