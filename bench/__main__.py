@@ -58,7 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _chosen(options: argparse.Namespace) -> list[Case]:
     chosen = [case for case in CASES if not options.cases or case.name in options.cases]
-    return [against(case) for case in chosen if case.is_comparable] if options.against else chosen
+    if not options.against:
+        return chosen
+    # Of the other cases, this one compares instructions.
+    named = [case for case in chosen if case.is_comparable or (case.kind == "upstreams" and options.cases)]
+    return [against(case) if case.is_comparable else case for case in named]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -67,6 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="list the cases and exit")
     parser.add_argument("--rounds", type=int, default=3, help="rounds per case (default: 3)")
     parser.add_argument("--seconds", type=float, default=2.0, help="seconds per measurement (default: 2)")
+    parser.add_argument(
+        "--full", action="store_true", help="100,000 reads and calls in the case upstreams instead of 20,000"
+    )
     parser.add_argument("--no-install", action="store_true", help="skip missing baselines instead of installing them")
     parser.add_argument(
         "--output",
@@ -186,7 +193,17 @@ def _runner(options: argparse.Namespace, layout: machine.Layout, pair: machine.L
             for name, stub in stubs.items():
                 stub.start(layout.stub, port=options.stub_port if name == "small" else 0, workdir=workdir)
             gateways = tuple(peers.PEERS) if options.peers else ()
-            yield Runner(candidates, layout, pair, options.rounds, options.seconds, workdir, options.attack, gateways)
+            yield Runner(
+                candidates,
+                layout,
+                pair,
+                options.rounds,
+                options.seconds,
+                workdir,
+                options.attack,
+                gateways,
+                full=options.full,
+            )
         finally:
             candidates.stop()
             for stub in stubs.values():

@@ -16,7 +16,7 @@ Kind = Literal[
     "rate", "bytes", "latency", "workers", "idle", "cached", "admission", "fanout", "turn", "sockets", "filters", "index",
     "pages", "balances", "sponsor", "matching", "delivery", "usage", "faults", "overload",
     "attacks", "cpu", "mixed", "hedge", "records", "verify", "packed", "spans", "paired", "costs", "transfers",
-    "routing",
+    "upstreams",
 ]  # fmt: skip
 
 ALL = ("nginx", "nginx+lua", "haproxy", "relay", "plain", "penstock")
@@ -44,6 +44,8 @@ ALL_HEALTHY = "all healthy"
 NO_VALKEY = "without Valkey"
 # The same code without the lines for traces, or the same call with tracing off.
 NO_TRACES = "without traces"
+# No upstream is on trial.
+NO_TRIAL = "without a trial"
 # Upstreams that are chosen by latency alone.
 LATENCY_ONLY = "by latency alone"
 # The same call without verification.
@@ -582,12 +584,24 @@ CASES = (
         aims=(at_most(50.0), Aim(1.5, at_most=True, over=FEW_ADDRESSES)),
     ),
     Case(
-        "routing",
-        "a day of mixed calls on an own node and three providers, chosen by price among those that are equally fast",
-        kind="routing",
-        unit="US$ per million calls",
+        "upstreams",
+        "trying, knowing and billing upstreams",
+        kind="upstreams",
+        unit="",
         candidates=ALONE,
-        aims=at_most_times(LATENCY_ONLY, {"cost": 0.8, "p99": 1.05}),
+        aims=(
+            *at_most_times(NO_TRIAL, {"p99": 1.05, "cpu": 1.12}),
+            at_most(0.0, "missed"),
+            at_most(0.0, "false"),
+            at_most(0.0, "bounds"),
+            at_most(25.0, "bound-calls"),
+            at_most(1.0, "refresh"),
+            at_most(0.0, "credits"),
+            at_most(0.0, "above"),
+            at_most(1.0, "unused"),
+            *at_most_times(LATENCY_ONLY, {"cost": 0.8, "cost-p99": 1.05}),
+            *at_most_times(OTHER_CHECKOUT, dict.fromkeys(("small", "hit", "batch"), NOISE)),
+        ),
     ),
     Case(
         "usage",

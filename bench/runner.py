@@ -25,12 +25,12 @@ from bench import (
     matching,
     memory,
     records,
-    routing_costs,
     service,
     sockets,
     spans,
     sponsor,
     transfers,
+    upstreams,
     usage,
     verified,
 )
@@ -49,6 +49,7 @@ from bench.cases import (
     NOT_VERIFIED,
     ONE_BY_ONE,
     ONE_IN_A_TURN,
+    OTHER_CHECKOUT,
     OVERLOAD,
     SMALL_ONLY,
     Case,
@@ -92,6 +93,7 @@ class Runner:
     workdir: Path
     attacks: Sequence[str] = ()  # those to run; all if there are none
     peers: Sequence[str] = ()  # other gateways, which the bench starts
+    full: bool = False  # as many reads and calls as the aims are about, where a usual run has fewer
     skips: list[Skip] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
     _admission: admission.Costs | None = None
@@ -109,12 +111,19 @@ class Runner:
         found = matching.rounds(self.rounds)
         self._show_rows(case, {FEW_ADDRESSES: Row(found[matching.FEW]), "penstock": Row(found[matching.MANY])})
 
-    def _run_routing(self, case: Case) -> None:
-        found = routing_costs.rounds(self.rounds)
-        for aim in case.aims:
-            rows = {name: Row(values) for name, values in found[aim.figure].items()}
-            unit = routing_costs.FIGURES[aim.figure]
-            self._show(Figure(case, f"{case.name}/{aim.figure}", f"{case.title}: {aim.figure}", unit, rows, (aim,)))
+    def _run_upstreams(self, case: Case) -> None:
+        self.candidates.keep_only(set())
+        other = self.candidates.checkouts.get(OTHER_CHECKOUT)
+        run = upstreams.Run(self.layout, self.workdir, self.rounds, full=self.full, other=other)
+        for name, part in upstreams.parts():
+            try:
+                found = part(run)
+            except StartFailed as error:
+                self.skip(f"{case.name}: {name}", str(error))
+                continue
+            for figure, values in found.items():
+                title, unit = upstreams.FIGURES[figure]
+                self._show_part(case, figure, title, unit, {each: Row(rows) for each, rows in values.items()})
 
     # --- rates --------------------------------------------------------------------------------------------------------
 
@@ -765,7 +774,7 @@ RUNS: Mapping[Kind, Callable[[Runner, Case], None]] = {
     "turn": Runner._run_fan,
     "sockets": Runner._run_sockets,
     "matching": Runner._run_matching,
-    "routing": Runner._run_routing,
+    "upstreams": Runner._run_upstreams,
     "usage": Runner._run_usage,
     "faults": Runner._run_faults,
     "overload": Runner._run_overload,

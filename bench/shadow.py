@@ -1,49 +1,31 @@
-"""The cost of a trial for clients: `python -m bench.shadow` (about a minute).
+"""The cost of a trial for clients.
 
-Two workers serve the same calls at a fixed rate, one after the other in short rounds. One of them also sends a tenth of the
-reads to a candidate and compares the replies. The figures are the ratios of the p99 that clients see and of the worker's CPU
-time per call: the medians over all rounds.
+Two workers serve the same calls at a fixed rate, in turns of a second. One of them also sends a tenth of the reads to a
+candidate and compares the replies. Each turn of one is compared with the turn of the other beside it, so that a slow phase of
+the machine affects both.
 """
 
-import argparse
 import asyncio
 import json
-import statistics
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
 from bench import bodies, machine
-from bench.loaders import Load, Stub, Target, measure
+from bench.loaders import Load, Sample, Stub, Target, measure
 from bench.processes import StartFailed
 from tests.web.worker import LIVE, NO_CACHE, running_worker
 
 SHARE = 0.1
 # Far below what one core serves, so that neither worker is overloaded.
 RATE, CONNECTIONS = 800.0, 32
-SECONDS, WARMUP_S = 2.5, 0.3
-START_S = 30.0
-WITHOUT, WITH = "without", "with"
+TURN_S, WARMUP_S = 1.0, 0.3
+END_S = 30.0
 # How long each call takes at the upstreams.
 DELAY_US = 2000
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.shadow", description="measure the cost of a trial")
-    parser.add_argument("--rounds", type=int, default=8, help="rounds of each (default: 8)")
-    parser.add_argument("--serve", nargs="*", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.serve:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(args.serve))
-        return 0
-    with tempfile.TemporaryDirectory() as directory:
-        print(json.dumps(_measured(Path(directory), args.rounds), indent=2))
-    return 0
 
 
 async def _serve(urls: list[str]) -> None:
@@ -60,41 +42,38 @@ async def _serve(urls: list[str]) -> None:
             print(json.dumps({"reads": total.reads, **total.outcomes, "skipped": shadow.trial.skipped}), flush=True)
 
 
-def _measured(workdir: Path, rounds: int) -> dict[str, Any]:
-    layout, _ = machine.layouts()
+def turns(layout: machine.Layout, workdir: Path, count: int) -> tuple[list[Sample], list[Sample]]:
+    """So many turns without and with a trial."""
     stubs = [Stub(name, size=66, delay_us=DELAY_US) for name in ("in-use", "candidate")]
-    children: dict[str, subprocess.Popen[str]] = {}
-    found: dict[str, dict[str, list[float]]] = {name: {"p99_us": [], "cpu_us": []} for name in (WITHOUT, WITH)}
+    children: list[subprocess.Popen[str]] = []
+    samples: tuple[list[Sample], list[Sample]] = ([], [])
     try:
         for stub in stubs:
             stub.start(layout.load, port=0, workdir=workdir)
-        targets = {}
-        for name, count in ((WITHOUT, 1), (WITH, 2)):
-            children[name] = child = _started([stub.url for stub in stubs[:count]], layout.service[0])
+        targets = []
+        for upstreams in (stubs[:1], stubs):
+            children.append(child := _started([stub.url for stub in upstreams], layout.service[0]))
             assert child.stdout is not None
             port, key = child.stdout.readline().split()
-            targets[name] = Target("127.0.0.1", int(port), f"/v1/rpc/{LIVE}", key)
-        for number in range(rounds):
-            for name in (WITHOUT, WITH) if number % 2 else (WITH, WITHOUT):
-                sample = measure(_load(targets[name]), targets[name], layout, workdir=workdir)
-                if sample.faults:
-                    raise StartFailed(f"{sample.faults} calls {name} a trial failed")
-                found[name]["p99_us"].append(sample.p99_us)
-                found[name]["cpu_us"].append(sample.cpu_us_per_request)
-        trial = children[WITH].communicate("", timeout=START_S)[0]
+            targets.append(Target("127.0.0.1", int(port), f"/v1/rpc/{LIVE}", key))
+        for number in range(count):
+            for at in (0, 1) if number % 2 else (1, 0):
+                samples[at].append(measure(_load(targets[at]), targets[at], layout, workdir=workdir))
+        trial = json.loads(children[1].communicate("", timeout=END_S)[0])
     finally:
-        for child in children.values():
+        for child in children:
             child.kill()
             child.wait()
         for stub in stubs:
             stub.stop()
-    medians = {name: {figure: statistics.median(values) for figure, values in of.items()} for name, of in found.items()}
-    ratios = {figure: round(medians[WITH][figure] / medians[WITHOUT][figure], 3) for figure in ("p99_us", "cpu_us")}
-    return {"ratios": ratios, "medians": medians, "rounds": found, "trial": json.loads(trial)}
+    calls = sum(sample.requests for sample in samples[1])
+    if trial["same"] != trial["reads"] or trial["reads"] < 0.99 * SHARE * calls:
+        raise StartFailed(f"of {calls} calls, the trial has {trial}")
+    return samples
 
 
 def _started(urls: list[str], cpu: int) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "bench.shadow", "--serve", *urls]
+    command = [sys.executable, "-m", "bench.shadow", *urls]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     machine.pin(child.pid, [cpu])
     return child
@@ -106,8 +85,9 @@ def _load(target: Target) -> Load:
         f"POST {target.path} HTTP/1.1\r\nHost: 127.0.0.1\r\nX-API-Key: {target.key}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
-    return Load((head + body).encode(), bodies.OWN_ID, CONNECTIONS, SECONDS, rate=RATE, warmup_s=WARMUP_S)
+    return Load((head + body).encode(), bodies.OWN_ID, CONNECTIONS, TURN_S, rate=RATE, warmup_s=WARMUP_S)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(sys.argv[1:]))

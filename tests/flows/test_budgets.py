@@ -6,70 +6,27 @@ import asyncio
 import calendar
 import datetime
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from aiohttp import web
 
 from proxy.core.routing import HEDGE_CEILING_S, HEDGE_FLOOR_S
 from proxy.store.postgres.spending import SpendingStore
+from tests.budget_hosts import billed_of_budget, hosts, use_up
 from tests.database import Server
 from tests.http_client import Reply, rpc
 from tests.metering_upstream import MeteringUpstream, billing_by
 from tests.rpc_harness import rpc_harness
 from tests.rpc_upstreams import Chain, ScriptedUpstream, scripted
 from tests.service import until
-from tests.web.worker import LIVE, Worker, running_worker
+from tests.web.worker import LIVE, Worker
 
 ADDRESS = "0x" + "22" * 20
 LIMIT = 10_000
 
 
-@asynccontextmanager
-async def hosts(
-    server: Server, count: int, given: list[dict[str, Any]], *, name: str = ""
-) -> AsyncIterator[list[Worker]]:
-    """Workers of several hosts, with one database (`name`, or a new one) and the same upstreams."""
-    name = name or await server.create("migrated")
-    async with AsyncExitStack() as stack:
-        found = []
-        for _ in range(count):
-            worker = await stack.enter_async_context(
-                running_worker(
-                    {LIVE: given},
-                    database={"url": server.url(name)},
-                    cache={"enabled": False},
-                    usage={"flush_s": 0.2},
-                )
-            )
-            await worker.app.pool.open()
-            await worker.app.budgets.start()
-            worker.app.tasks.start("budgets", worker.app.budgets.run)
-            await worker.app.plane.trackers[LIVE].look()
-            found.append(worker)
-        yield found
-    await server.drop(name)
-
-
-async def use_up(worker: Worker) -> None:
-    """Call until the budget is used up."""
-    (meter,) = worker.app.networks.meters()
-    number = 0
-    while meter.budget is None or not meter.budget.is_over or meter.affords("eth_call"):
-        number += 1
-        reply = await worker.send(rpc("eth_call", [{"to": ADDRESS, "data": hex(number)}, "latest"]))
-        assert reply.status in (200, 503), reply
-
-
 async def test_hard_budget_holds_over_three_hosts(server: Server) -> None:
-    chain = Chain()
-    async with scripted(1, chain, billing_by("alchemy")) as (stub,):
-        assert isinstance(stub, MeteringUpstream)
-        given = [{"url": stub.url, "cost": "alchemy", "budget": {"credits": LIMIT}}]
-        async with hosts(server, 3, given) as workers:
-            await asyncio.gather(*[use_up(worker) for worker in workers])
-            assert 0.99 * LIMIT <= stub.billed <= LIMIT
+    assert 0.99 * LIMIT <= await billed_of_budget(server, LIMIT) <= LIMIT
 
 
 async def test_limit_that_an_operator_sets_holds_on_all_hosts(server: Server) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from proxy.core.data_bounds import ALL_BLOCKS, DATA_KINDS, Bound
 from proxy.services.rpc import bound_checks
-from tests.real_harness import ADDRESS, real_harness
-from tests.real_nodes import Branch, RealNode, geth_nodes
+from tests.real_bounds import bounds_of, pruned_and_archive
+from tests.real_nodes import RealNode
 from tests.rpc_harness import NetworkHarness, rpc_harness
 from tests.rpc_upstreams import Refused, ScriptedUpstream
 from tests.web.worker import on_uvloop
@@ -135,52 +135,18 @@ async def test_upstream_that_does_not_answer_keeps_an_unknown_bound() -> None:
 
 # Real nodes
 
-# With the newer scheme, geth builds an index before it serves old states.
-WHOLE = ("--gcmode", "archive", "--state.scheme", "hash")
-
 
 @pytest.fixture(scope="module")
 def geth(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RealNode]]:
-    """A pruned node and an archive of the same chain."""
-    directory = tmp_path_factory.mktemp("bounds")
-    with (
-        geth_nodes(1, directory / "pruned", "--gcmode", "full") as pruned,
-        geth_nodes(1, directory / "all", *WHOLE) as whole,
-    ):
-        yield [*pruned, *whole]
-
-
-LONG: Branch = (1,) * 200
+    with pruned_and_archive(tmp_path_factory.mktemp("bounds")) as nodes:
+        yield nodes
 
 
 @on_uvloop
 async def test_bounds_of_pruned_and_archive_geth_are_exact(geth: list[RealNode]) -> None:
-    async with real_harness(geth) as harness:
-        await harness.follow(LONG)
-        await harness.look()
-        before = [each.methods.total() for each in harness.proxies]
-        await harness.tracker.find_bounds()
-        calls = [each.methods.total() - earlier for each, earlier in zip(harness.proxies, before, strict=True)]
-        for node, upstream in zip(geth, harness.route.upstreams, strict=True):
-            for kind in DATA_KINDS:
-                bound = upstream.health.bounds.of(kind)
-                assert bound is not None, (kind, upstream.health.bounds)
-                oldest = max(1, bound.oldest(harness.head))
-                assert await has(node, kind, oldest), (kind, oldest)
-                assert oldest == 1 or not await has(node, kind, oldest - 1), (kind, oldest)
-        assert max(calls) <= 25
-        assert [each.health.bounds.of("state") for each in harness.route.upstreams] == [Bound(kept=129), ALL_BLOCKS]
-        assert harness.route.upstreams[1].health.bounds.highest(harness.head) == 0
-
-
-async def has(node: RealNode, kind: str, number: int) -> bool:
-    at, before = hex(number), hex(number - 1)
-    questions: dict[str, tuple[str, list[Any]]] = {
-        "blocks": ("eth_getBlockByNumber", [at, False]),
-        "state": ("eth_getBalance", [ADDRESS, at]),
-        "receipts": ("eth_getBlockReceipts", [at]),
-        "logs": ("eth_getLogs", [{"fromBlock": at, "toBlock": at}]),
-        "traces": ("debug_traceCall", [{}, before]),
-        "proofs": ("eth_getProof", [ADDRESS, [], at]),
-    }
-    return (await node.reply(*questions[kind])).get("result") is not None
+    found = await bounds_of(geth)
+    assert not found.wrong
+    assert max(found.calls) <= 25
+    assert max(found.calls_to_refresh) <= len(DATA_KINDS)
+    assert [each.of("state") for each in found.bounds] == [Bound(kept=129), ALL_BLOCKS]
+    assert found.bounds[1].highest(found.head) == 0

@@ -10,9 +10,9 @@ import orjson
 import pytest
 
 from proxy.__main__ import main
+from tests.budget_hosts import hosts
 from tests.database import MIGRATED, Server
-from tests.flows.test_budgets import hosts
-from tests.flows.test_credits import one_of
+from tests.metered_calls import one_of
 from tests.metering_upstream import MeteringUpstream, billing_by
 from tests.rpc_harness import RpcHarness
 from tests.rpc_upstreams import Chain, scripted

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import html
-import itertools
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -21,7 +19,8 @@ from proxy.core.trials import Trial
 from proxy.services.rpc.shadow import MOST_WAITING
 from proxy.wire.upstream import MAX_REPLY_BYTES
 from tests.node_stubs import StarknetStub, running_stub
-from tests.real_harness import ADDRESS, BASE, DEV
+from tests.planted_differences import planted_reads
+from tests.real_harness import BASE
 from tests.real_nodes import RealNode, geth_nodes
 from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Chain, Refused, scripted
@@ -210,53 +209,6 @@ async def test_limits_of_the_candidate_are_respected() -> None:
 # Two real nodes
 
 
-# For a long form of the test, set more. Each round of reads has about 210. Commands would take the variable for a setting.
-READS = int(os.environ.pop("PENSTOCK_SHADOWED_READS", "200"))
-
-
-class PlantingProxy:
-    """Passes calls on to a node, and changes a part of the results really, and another part only in their form."""
-
-    def __init__(self, node: RealNode) -> None:
-        self._node = node
-        self._turn = itertools.count()
-        self.planted = 0
-
-    async def answer(self, request: web.Request) -> web.Response:
-        call = await request.json()
-        reply = await self._node.reply(call["method"], call["params"])
-        result = reply.get("result")
-        if isinstance(result, dict | list) and result:
-            turn = next(self._turn) % 4
-            if turn == 0:
-                self.planted += 1
-                reply["result"] = _changed(result)
-            elif turn == 1:
-                reply["result"] = _in_another_form(result)
-            elif turn == 2 and call["method"] == "eth_getBlockByNumber" and call["params"][0] not in ("latest", "0x1"):
-                self.planted += 1
-                older = hex(int(call["params"][0], 16) - 1)
-                reply = await self._node.reply(call["method"], [older, *call["params"][1:]])
-        return web.json_response({**reply, "id": call["id"]})
-
-
-def _changed(result: Any) -> Any:
-    """One digit of a hash, or without the last item of a list."""
-    if isinstance(result, list):
-        return result[:-1]
-    name = "hash" if "hash" in result else "transactionHash"
-    digit = "1" if result[name][-1] == "0" else "0"
-    return {**result, name: result[name][:-1] + digit}
-
-
-def _in_another_form(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _in_another_form(member) for name, member in reversed(value.items())}
-    if isinstance(value, list):
-        return [_in_another_form(member) for member in value]
-    return "0x" + value[2:].upper() if isinstance(value, str) and value.startswith("0x") else value
-
-
 @pytest.fixture(scope="module")
 def geth(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RealNode]]:
     with geth_nodes(2, tmp_path_factory.mktemp("shadow")) as nodes:
@@ -265,34 +217,9 @@ def geth(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RealNode]]:
 
 @on_uvloop
 async def test_all_planted_differences_between_two_geth_nodes_are_reported(geth: list[RealNode]) -> None:
-    planting = PlantingProxy(geth[1])
-    app = web.Application()
-    app.router.add_post("/", planting.answer)
-    runner = web.AppRunner(app)
-    async with node_session() as session:
-        for node in geth:
-            node.session = session
-            await node.follow(BASE)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        assert site._server is not None
-        port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
-        upstreams: list[dict[str, Any]] = [{"url": geth[0].url}, {**TRIED, "url": f"http://127.0.0.1:{port}/"}]
-        try:
-            async with running_worker({DEV: upstreams}, cache=NO_CACHE) as worker:
-                harness = RpcHarness(worker, None, [], DEV)  # type: ignore[arg-type]
-                await harness.look()
-                (shadow,) = harness.route.shadows
-                reads = 0
-                while reads < READS:
-                    reads += await _read_everything(harness)
-                found = await outcomes(shadow.trial, reads)
-                assert shadow.trial.skipped == 0
-                assert planting.planted > 20
-                assert found == {"same": reads - planting.planted, "different": planting.planted}
-        finally:
-            await runner.cleanup()
+    found = await planted_reads(geth, 200)
+    assert found.planted > 20
+    assert (found.skipped, found.missed, found.false) == (0, 0, 0), found
 
 
 @pytest.mark.parametrize("is_right", [True, False])
@@ -328,23 +255,3 @@ def test_certify_names_what_to_compare_with(tmp_path: Path, capsys: pytest.Captu
     assert "--reads must be between 1 and 100000" in capsys.readouterr().err
     assert main(words) == 2
     assert "does not answer" in capsys.readouterr().err
-
-
-async def _read_everything(harness: RpcHarness) -> int:
-    """Blocks, receipts, logs, state, and calls at the latest block. Returns how many."""
-    reads = 0
-    for number in range(1, len(BASE) + 1):
-        at = hex(number)
-        for method, params in (
-            ("eth_getBlockByNumber", [at, True]),
-            ("eth_getBlockReceipts", [at]),
-            ("eth_getLogs", [{"fromBlock": at, "toBlock": at}]),
-            ("eth_getBalance", [ADDRESS, at]),
-            ("eth_getBalance", [ADDRESS, "latest"]),
-            ("eth_call", [{"to": ADDRESS}, "latest"]),
-            ("eth_call", [{"data": "0x60006000fd"}, at]),
-        ):
-            await harness.call(method, params)
-            reads += 1
-            await until(lambda: len(harness.route.shadows[0]._queue) < MOST_WAITING // 2, every_s=0.002)
-    return reads
