@@ -2,8 +2,8 @@
 
 Its parts are the cost of a trial for clients (`shadow.py`); planted differences between two geth nodes; the bounds of a pruned
 and an archive geth; credits and a budget against stub providers that count their calls by themselves; choosing by price
-(`routing_costs.py`); and, beside another checkout, the instructions of calls when nothing of this is configured. All others than
-the first and the last two are measured by code of the tests.
+(`routing_costs.py`); and, beside another checkout, the instructions of calls when nothing of this is configured. All but the
+first and the last two are measured by code of the tests.
 """
 
 import asyncio

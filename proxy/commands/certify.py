@@ -123,22 +123,55 @@ def facts_of(trial: Trial) -> dict[str, str | None]:
     return {"oldest_blocks": trial.bounds or None, "rate": trial.rate or None}
 
 
+# The columns of a page, each with the member of a row, or with those of the candidate and of the upstream in use.
+PAGE = {
+    **{name: (name.lower(),) for name in ("Method", "Reads", "Same", "Different", "Behind", "Error", "Missing")},
+    "Members that differ": ("members",),
+    "p50 in ms, in use": ("their_p50_ms", "p50_ms"),
+    "p99 in ms, in use": ("their_p99_ms", "p99_ms"),
+    "Cost in US$, in use": ("their_usd", "usd"),
+}
+STYLE = """
+:root { color-scheme: light dark }
+body { font: 14px/1.5 system-ui, sans-serif; max-width: 92em; margin: 2em auto; padding: 0 1em }
+.verdict { padding: .6em 1em; border-left: 4px solid #b3261e; background: rgb(128 128 128 / 12%); font-size: 1.15em }
+.safe { border-color: #1d7a46 }
+div { overflow-x: auto }
+table { border-collapse: collapse }
+td, th { padding: .35em .6em; border-bottom: 1px solid rgb(128 128 128 / 35%); text-align: right; white-space: nowrap }
+td:nth-child(1), th:nth-child(1), td:nth-child(8), th:nth-child(8) { text-align: left }
+td:nth-child(8) { white-space: normal }
+.bad { font-weight: bold; color: light-dark(#b3261e, #ff8a80) }
+tr:last-child td { font-weight: bold }
+"""
+
+
 def page_of(trial: Trial) -> str:
     """The report as one page without scripts."""
-
-    def line(cells: Any, tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape('' if each is None else str(each))}</{tag}>" for each in cells)
-
-    rows = [line([row[name] for name in COLUMNS], "td") for row in trial.rows]
     title = html.escape(f"Trial of {trial.label}")
     facts = [f"{name.replace('_', ' ').capitalize()}: {fact}" for name, fact in facts_of(trial).items() if fact]
-    lines = "".join(f"<p>{html.escape(each)}</p>" for each in (trial.verdict, *facts))
+    verdict = f'<p class="verdict{" safe" if trial.is_ready else ""}">{html.escape(trial.verdict)}</p>'
+    lines = "".join(f"<p>{html.escape(each)}</p>" for each in facts)
+    heads = "".join(f'<th scope="col">{name}</th>' for name in PAGE)
+    rows = "".join(f"<tr>{''.join(_cell(row, names) for names in PAGE.values())}</tr>\n" for row in trial.rows)
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
-        "<style>body{font:14px sans-serif;margin:2em}td,th{padding:.3em .7em;text-align:right}td:first-child{text-align:left}"
-        f"</style><h1>{title}</h1>{lines}"
-        f"<table>{line(COLUMNS, 'th')}{''.join(rows)}</table>\n"
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1>{verdict}{lines}"
+        f"<div><table><tr>{heads}</tr>\n{rows}</table></div>\n"
     )
+
+
+def _cell(row: dict[str, Any], names: tuple[str, ...]) -> str:
+    """A cell with these members of a row."""
+    is_bad = names[0] in ("different", "error", "missing") and row[names[0]]
+    text = ", ".join(_text(row[name]) for name in names)
+    return f"<td{' class=bad' if is_bad else ''}>{html.escape(text)}</td>"
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _certify(args: argparse.Namespace) -> int:

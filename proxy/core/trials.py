@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 
@@ -21,6 +21,8 @@ from proxy.core.verification import canonical, digest_of_error
 
 TrialOutcome = Literal["same", "different", "behind", "error", "missing"]
 OUTCOMES: Final[tuple[TrialOutcome, ...]] = get_args(TrialOutcome)
+# The member that is named if a result differs as a whole.
+WHOLE_RESULT: Final = "the whole result"
 # Members in which two replies differ that are named, and those that a report keeps for each method.
 MOST_MEMBERS: Final = 8
 # Accounts that are counted for each outcome: it matters whether there are several.
@@ -34,7 +36,7 @@ MOST_ERRORS, MOST_BEHIND = 0.001, 0.02
 
 
 def differing_members(ours: bytes, theirs: bytes, volatile: frozenset[str] = frozenset()) -> tuple[str, ...]:
-    """The members in which two results differ, such as `logs[].data`; none if they are equal. `.` is the whole result."""
+    """The members in which two results differ, such as `logs[].data`; none if they are equal."""
     one, other = (canonical(msgspec.json.decode(each), volatile) for each in (ours, theirs))
     if one == other:
         return ()
@@ -62,7 +64,7 @@ def _add_members(one: Any, other: Any, path: str, members: list[str]) -> None:
 
 
 def _add(path: str, members: list[str]) -> None:
-    name = path.lstrip(".") or "."
+    name = path.lstrip(".") or WHOLE_RESULT
     if name not in members and len(members) < MOST_MEMBERS:
         members.append(name)
 
@@ -100,17 +102,31 @@ class MethodTrial:
         self.their_cost += other.their_cost
 
 
-class TrialRead(NamedTuple):
-    """One read by both. Costs are in billionths of a dollar."""
+class TrialRead:
+    """One read by both. Costs are in billionths of a dollar. `account`: the one that made it; empty for reads of our own."""
 
-    outcome: TrialOutcome
-    our_s: float
-    their_s: float
-    members: tuple[str, ...] = ()
-    our_cost: int = 0
-    their_cost: int = 0
-    # The account that made it; empty for reads of our own.
-    account: str = ""
+    __slots__ = ("account", "members", "our_cost", "our_s", "outcome", "their_cost", "their_s")
+
+    def __init__(
+        self,
+        outcome: TrialOutcome,
+        our_s: float,
+        their_s: float,
+        members: tuple[str, ...] = (),
+        our_cost: int = 0,
+        their_cost: int = 0,
+        account: str = "",
+    ) -> None:
+        self.outcome = outcome
+        self.our_s = our_s
+        self.their_s = their_s
+        self.members = members
+        self.our_cost = our_cost
+        self.their_cost = their_cost
+        self.account = account
+
+    def __repr__(self) -> str:
+        return f"<TrialRead {self.outcome}, {self.our_s:.3f} and {self.their_s:.3f} s>"
 
 
 class Trial:
@@ -226,7 +242,7 @@ class Trial:
             return "no reads yet"
         if outcomes["different"]:
             worst = max(self.methods, key=lambda name: self.methods[name].outcomes["different"])
-            members = ", ".join(self.methods[worst].members) or "the result"
+            members = ", ".join(self.methods[worst].members) or WHOLE_RESULT
             whose = self._whose("different")
             return f"do not promote: {outcomes['different']:,} of {reads:,} reads differ{whose}, most of {worst} ({members})"
         if outcomes["missing"]:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.core.trials import ENOUGH_READS, Trial, TrialOutcome, TrialRead, differing_members, is_same_error, trials_of
+from proxy.core.trials import (
+    ENOUGH_READS,
+    WHOLE_RESULT,
+    Trial,
+    TrialOutcome,
+    TrialRead,
+    differing_members,
+    is_same_error,
+    trials_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -16,10 +25,10 @@ from proxy.core.trials import ENOUGH_READS, Trial, TrialOutcome, TrialRead, diff
         (b'{"logs": [{"data": "0x1"}]}', b'{"logs": [{"data": "0x2"}]}', ("logs[].data",)),
         (b'{"logs": [{"data": "0x1"}]}', b'{"logs": []}', ("logs",)),
         (b'{"hash": "0x1", "a": {"b": [1, 2]}}', b'{"hash": "0x2", "a": {"b": [1, 3]}}', ("a.b[]", "hash")),
-        (b'"0x1"', b'"0x2"', (".",)),
-        (b"null", b'{"a": 1}', (".",)),
+        (b'"0x1"', b'"0x2"', (WHOLE_RESULT,)),
+        (b"null", b'{"a": 1}', (WHOLE_RESULT,)),
         (b'[{"a": 1}]', b'[{"c": 1}]', ("[].a", "[].c")),
-        (b'"text"', b'"TEXT"', (".",)),
+        (b'"text"', b'"TEXT"', (WHOLE_RESULT,)),
     ],
 )
 def test_replies_differ_in_what_matters_only(ours: bytes, theirs: bytes, members: tuple[str, ...]) -> None:

@@ -120,7 +120,7 @@ async def test_differences_lag_errors_and_missing_methods_are_told_apart() -> No
         second.behind = 3
         await harness.call("eth_getBlockByNumber", [hex(harness.chain.head), False])
         assert (await outcomes(trial, 5))["behind"] == 1
-        assert trial.verdict.startswith("do not promote: 1 of 5 reads differ, most of eth_getCode (.)")
+        assert trial.verdict.startswith("do not promote: 1 of 5 reads differ, most of eth_getCode (the whole result)")
 
 
 @on_uvloop
@@ -242,7 +242,9 @@ async def test_certify_compares_a_candidate_that_is_not_in_use(
             await node.follow(BASE)
     assert code == (0 if is_right else 1), printed
     assert ("safe to promote: " if is_right else "do not promote: ") in printed
-    assert printed.splitlines()[-1].partition(": ")[2] in html.unescape(page.read_text())
+    report = html.unescape(page.read_text())
+    assert f'<p class="verdict{" safe" * is_right}">{printed.splitlines()[-1].partition(": ")[2]}</p>' in report
+    assert ("<td class=bad>" in report) is not is_right
 
 
 def test_certify_names_what_to_compare_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,7 @@ WHOLE: Final = 1_000_000
 # How long the candidate may take.
 REPLY_S: Final = 10.0
 
+_monotonic: Final = time.monotonic
 _read_reply: Final = jsonrpc.read_numbered_reply
 _NOT_JSON: Final = jsonrpc.NOT_JSON
 _NO_REPLY: Final = jsonrpc.NumberedReply()
@@ -226,7 +227,7 @@ class Shadow(ReadObserver):
                 flight.params,
                 reply,
                 flight.answered_by,
-                time.monotonic() - flight.last_began,
+                _monotonic() - flight.last_began,
                 is_error=is_error,
                 cost=flight.cost,
                 archive=flight.call.archive,
@@ -246,7 +247,7 @@ class Shadow(ReadObserver):
 
     def promoted(self, share: float) -> None:
         """It gets this part of the calls from now on. Its trial starts again: each step is judged by its own reads."""
-        self.upstream.health.promoted(share, time.monotonic())
+        self.upstream.health.promoted(share, _monotonic())
         self.trial = Trial(self.upstream.label, share)
 
     def report(self) -> dict[str, Any]:
@@ -286,7 +287,7 @@ class Shadow(ReadObserver):
 
     def begin(self, read: AnsweredRead) -> TriedRead | None:
         """None if the candidate may not get it."""
-        health, name, now = self.upstream.health, read.policy.method.name, time.monotonic()
+        health, name, now = self.upstream.health, read.policy.method.name, _monotonic()
         is_affordable = health.affords(name, archive=read.archive) and health.admits(name, now)
         if not health.takes_trials(now) or not is_affordable:
             self.trial.skip()
@@ -297,7 +298,7 @@ class Shadow(ReadObserver):
 
     def ended(self, tried: TriedRead, *, limited: bool) -> None:
         """The call of a read is over, however it ended. `limited`: the candidate limits our rate."""
-        now = time.monotonic()
+        now = _monotonic()
         self.upstream.health.ended()
         tried.ended(now)
         tried.trial.replied(now, limited=limited)

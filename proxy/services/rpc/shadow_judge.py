@@ -12,7 +12,7 @@ import msgspec
 
 from proxy.chains.family import BlockRef
 from proxy.core.jsonrpc import NULL
-from proxy.core.trials import TrialOutcome, differing_members, is_same_error
+from proxy.core.trials import WHOLE_RESULT, TrialOutcome, differing_members, is_same_error
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.probe import Probe
 from proxy.services.rpc.probing import look_up, result_of
@@ -125,7 +125,7 @@ async def differences(policy: MethodPolicy, ours: bytes, theirs: bytes) -> tuple
     if ours == theirs:
         return ()
     if len(theirs) > 2 * len(ours) + LARGER:
-        return (".",)
+        return (WHOLE_RESULT,)
     if len(ours) + len(theirs) <= SMALL:
         return _differences(policy, ours, theirs)
     return await off_loop(_differences, policy, ours, theirs)
@@ -135,4 +135,4 @@ def _differences(policy: MethodPolicy, ours: bytes, theirs: bytes) -> tuple[str,
     try:
         return differing_members(ours or NULL, theirs, policy.volatile)
     except _UNREADABLE:
-        return (".",)
+        return (WHOLE_RESULT,)
