@@ -67,8 +67,9 @@ class MeteringUpstream(ScriptedUpstream):
     def price(self, call: dict[str, Any]) -> int:
         prices: dict[str, int] = self.list.get("methods", {})
         fitting = [n for n in prices if n == call["method"] or (n[-1] == "*" and call["method"].startswith(n[:-1]))]
-        full = prices[max(fitting, key=len)] if fitting else int(self.list["default"])
-        return full * int(self.list.get("archive_factor", 1)) if self._is_old(call) else full
+        if fitting:
+            return prices[max(fitting, key=len)]
+        return int(self.list["default"]) * (int(self.list.get("archive_factor", 1)) if self._is_old(call) else 1)
 
     def _is_old(self, call: dict[str, Any]) -> bool:
         if call["method"] == "eth_getLogs":

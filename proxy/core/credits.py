@@ -29,9 +29,10 @@ Spender = tuple[str, str, str]
 @dataclass(frozen=True, slots=True)
 class CreditTable:
     """A provider's prices. `methods` may end in `*`. `chains`: the price of a usual call on chains where it is not `default`,
-    which changes all other prices there by the same factor. `archive_factor`: for calls that read old blocks. `errors`: the
-    credits of a call that failed, by HTTP status (`429`, `4xx`), `unknown_method`, or `error` for any other JSON-RPC error;
-    without an entry it costs as much as one that succeeded. `event`: one message of a subscription."""
+    which changes all other prices there by the same factor. `archive_factor`: for calls that read old blocks, of methods
+    without a price of their own. `errors`: the credits of a call that failed, by HTTP status (`429`, `4xx`),
+    `unknown_method`, or `error` for any other JSON-RPC error; without an entry it costs as much as one that succeeded.
+    `event`: one message of a subscription."""
 
     default: int = 0
     unit: str = "credit"
@@ -48,33 +49,35 @@ class CreditTable:
 class CallPrices:
     """The prices of one provider on one chain. `own`: prices from an upstream's settings, which replace the provider's."""
 
-    __slots__ = ("_known", "_own", "_table", "chain")
+    __slots__ = ("_known", "_known_archive", "_own", "_table", "chain")
 
     def __init__(self, table: CreditTable, chain: str, own: Mapping[str, int] | None = None) -> None:
         self._table = table
         self._own = own or {}
         self.chain = chain
         self._known: dict[str, int] = {}
+        self._known_archive: dict[str, int] = {}
 
     def __repr__(self) -> str:
         return f"<CallPrices on {self.chain}, usually {self.credits('')} {self._table.unit}>"
 
     def credits(self, method: str, *, archive: bool = False) -> int:
         """The credits of a call that succeeds."""
-        price = self._known.get(method)
+        known = self._known_archive if archive else self._known
+        price = known.get(method)
         if price is None:
             # Methods come from the family's table, so this is bounded.
-            price = self._known[method] = self._look_up(method)
-        return price * self._table.archive_factor if archive else price
+            price = known[method] = self._look_up(method, archive=archive)
+        return price
 
-    def _look_up(self, method: str) -> int:
+    def _look_up(self, method: str, *, archive: bool) -> int:
         own = fitting_value(self._own, method)
         if own is not None:
             return own
         if method == EVENT:
             return self._table.event
         listed = fitting_value(self._table.methods, method)
-        price = self._table.default if listed is None else listed
+        price = self._table.default * (self._table.archive_factor if archive else 1) if listed is None else listed
         usual = self._table.chains.get(self.chain)
         return price if usual is None else price * usual // (self._table.default or 1)
 

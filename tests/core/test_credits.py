@@ -40,8 +40,9 @@ def test_prices_of_a_chain_change_by_its_base() -> None:
     assert (prices.credits("eth_getBalance"), prices.credits("eth_call"), prices.credits("eth_chainId")) == (50, 65, 0)
 
 
-def test_old_blocks_cost_more() -> None:
-    assert CallPrices(TABLE, "any").credits("eth_call", archive=True) == 52
+@pytest.mark.parametrize(("method", "credits_"), [("eth_getBalance", 40), ("debug_traceCall", 60)])
+def test_old_blocks_cost_more_unless_the_method_has_a_price(method: str, credits_: int) -> None:
+    assert CallPrices(TABLE, "any").credits(method, archive=True) == credits_
 
 
 def test_prices_in_the_settings_replace_those_of_the_list() -> None:
