@@ -308,6 +308,23 @@ def test_rule_that_does_nothing_is_reported(write: Write, rule: str, fault: str)
 
 
 @pytest.mark.parametrize(
+    ("cost", "rule", "dearest"),
+    [
+        ('cost = "chainstack"', "above = { cost_usd = 0.00002 }", ""),
+        # A read of an old block costs two units, at 15 dollars a million.
+        ('cost = "chainstack"', "above = { cost_usd = 0.00003 }", "0.00003"),
+        ('credits = { "*" = 20, "trace_*" = 40 }', 'above = { cost_usd = 0.00001 }\nmethods = ["eth_call"]', "0.00001"),
+        ('credits = { "*" = 20, "trace_*" = 40 }', "above = { cost_usd = 0.00001 }", ""),
+    ],
+)
+def test_limit_above_the_cost_of_any_call_is_reported(write: Write, cost: str, rule: str, dearest: str) -> None:
+    price = 'credit_price = "0.50"\n' if cost.startswith("credits") else ""
+    upstream = f'[[upstreams]]\nnetwork = "ethereum/mainnet"\nurl = "https://a.example.com"\n{cost}\n{price}'
+    fault = f"routing.0.above.cost_usd: can never match: the dearest of these calls costs {dearest} US dollars"
+    assert_reported(write, f'{upstream}[[routing]]\nnetwork = "ethereum/mainnet"\n{rule}\n', dearest and fault)
+
+
+@pytest.mark.parametrize(
     "labels", ['require = ["region=eu", "name=two"]', 'labels = ["region=eu", "name=two"]\nabove = { lag_blocks = 1 }']
 )
 def test_rule_for_labels_that_no_upstream_has_together_is_reported(write: Write, labels: str) -> None:

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 from proxy.chains.registry import Network
 from proxy.core.budgets import CreditBudget
-from proxy.core.credits import CallPrices, CreditTable
+from proxy.core.credits import CallPrices
 from proxy.settings import Tables
 from proxy.settings.sections import UpstreamSettings
 
@@ -16,8 +16,7 @@ INCLUDED = "included "
 
 def prices_of(given: UpstreamSettings, network: Network, tables: Tables) -> tuple[CallPrices, Decimal]:
     """The credits of its calls, and the price of a million of them in US dollars."""
-    provider = tables.providers.get(given.cost)
-    table = (provider.credits if provider is not None else None) or CreditTable()
+    table = tables.credit_table(given.cost)
     price = Decimal(given.credit_price) if given.credit_price else table.usd_per_million
     return CallPrices(table, network.chain.name, given.credits), price
 

@@ -6,8 +6,9 @@ They work on plain data, so that their faults are reported together with schema 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from decimal import Decimal, InvalidOperation
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ import orjson
 
 from proxy.chains.families import family_of
 from proxy.chains.registry import Network, nearest_network
+from proxy.core.credits import CREDITS_PER_PRICE, CallPrices
 from proxy.core.routing_rules import fits
 from proxy.settings.given_files import read_text
 from proxy.settings.sections import (
@@ -255,6 +257,7 @@ def _routing_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
         ]
         known = {label for upstream in upstreams for label in upstream.own_labels}
         yield from _unmet_rule(place, each, upstreams, known)
+        yield from _unmet_cost(place, each, upstreams, network, tables)
         for name, labels in named.items():
             for label in labels:
                 # The client is known once an upstream has named it.
@@ -266,14 +269,40 @@ def _routing_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
 def _unmet_rule(
     place: int, rule: RoutingSettings, upstreams: Sequence[UpstreamSettings], known: Collection[str]
 ) -> Iterator[str]:
-    """Report labels that upstreams have, but none has all of them, and limits of a cost that none has."""
+    """Report labels that upstreams have, but none has all of them."""
     for name, labels in (("require", rule.require), ("labels", rule.labels)):
         named = {label for label in labels if not label.startswith("client=")}
         if named <= {*known} and upstreams and not any(named <= upstream.own_labels for upstream in upstreams):
             yield f"routing.{place}.{name}: can never match: no upstream of {rule.network} has all of {', '.join(labels)}"
+
+
+def _unmet_cost(
+    place: int, rule: RoutingSettings, upstreams: Sequence[UpstreamSettings], network: Network, tables: Tables
+) -> Iterator[str]:
+    """Report a limit of the cost that no call of an upstream exceeds."""
+    name = f"routing.{place}.above.cost_usd: can never match"
     meant = [upstream for upstream in upstreams if upstream.own_labels.issuperset(rule.labels)]
-    if "cost_usd" in rule.above and meant and not any(upstream.is_metered for upstream in meant):
-        yield f"routing.{place}.above.cost_usd: can never match: no upstream that the rule is for has a cost"
+    metered = [upstream for upstream in meant if upstream.is_metered]
+    if "cost_usd" not in rule.above or not meant:
+        return
+    if not metered:
+        yield f"{name}: no upstream that the rule is for has a cost"
+        return
+    methods = [each for each in tables.methods[network.family] if not rule.methods or fits(rule.methods, each)]
+    costs = [_dearest_usd(upstream, methods, network, tables) for upstream in metered]
+    if methods and max(costs) <= Decimal(str(rule.above["cost_usd"])):
+        yield f"{name}: the dearest of these calls costs {max(costs).normalize():f} US dollars"
+
+
+def _dearest_usd(given: UpstreamSettings, methods: Iterable[str], network: Network, tables: Tables) -> Decimal:
+    """What the dearest of these methods costs at most. The schema reports a price that is no number."""
+    table = tables.credit_table(given.cost)
+    prices = CallPrices(table, network.chain.name, given.credits)
+    price = table.usd_per_million
+    with suppress(InvalidOperation):
+        price = Decimal(given.credit_price or price)
+    dearest = max((prices.credits(each, archive=True) for each in methods), default=0)
+    return dearest * price / CREDITS_PER_PRICE
 
 
 def _cost_routing_faults(tree: Mapping[str, Any]) -> Iterator[str]:

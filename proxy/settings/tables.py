@@ -18,6 +18,7 @@ from proxy.chains.evm.bundler_methods import BUNDLER as BUNDLER_FAMILY
 from proxy.chains.family import Family, MethodTable
 from proxy.chains.registry import Chain, Network, Registry
 from proxy.core.access import USUAL_SAMPLE, Limits
+from proxy.core.credits import CreditTable
 from proxy.core.pricing import UNITS_OF_AN_ERROR, UnitPrices
 from proxy.data_files import CONFIG
 from proxy.errors import StartError
@@ -89,6 +90,11 @@ class Tables:
     def find_network(self, name: str) -> Network | None:
         """The network of a name in any form, such as `base/sepolia`, `base-sepolia` or `84532`."""
         return find_network(self.chains, CONFIG, name)
+
+    def credit_table(self, provider: str) -> CreditTable:
+        """The price list of a provider; an empty one if it has none."""
+        listed = self.providers.get(provider)
+        return (listed.credits if listed is not None else None) or CreditTable()
 
     def price_of(self, network: str, method: str) -> int | None:
         """The compute units of a JSON-RPC method on a network, or of an operation. None if it has no price. `other` stands
