@@ -43,17 +43,27 @@ class SharedBucketTable:
             return 0.0
 
     def tag_of(self, name: str) -> int:
-        """For `edge` and `charge`, which are called for each call to an upstream."""
+        """For `find`, `edge` and `charge`, which are called for each call to an upstream."""
         return self._names.tag_of(name)
 
-    def charge(self, tag: int, now: float, cost_s: float) -> None:
-        """Charge one call, also to an empty bucket: the debt delays the calls after it."""
+    def find(self, tag: int, last: int) -> int:
+        """The index of a bucket, or -1. `last`: where it was before."""
+        return self._names.find(tag, last)
+
+    def edge_at(self, index: int) -> float:
+        """Reading a number is atomic and needs no lock."""
+        return 0.0 if index < 0 else self._edges[index + RANK]
+
+    def charge(self, tag: int, now: float, cost_s: float, last: int = -1) -> int:
+        """Charge one call, also to an empty bucket: the debt delays the calls after it. Returns the index of the bucket."""
         mutex = self._mutexes[tag % self._names.sets % len(self._mutexes)]
         if held := _lock(mutex):
             _adopt(mutex, held)
         try:
-            at = self._names.claim(tag) + RANK
+            index = self._names.claim(tag, last)
+            at = index + RANK
             self._edges[at] = limits.edge_after_call(self._edges[at], now, cost_s)
+            return index
         finally:
             _unlock(mutex)
 
@@ -71,9 +81,7 @@ class SharedBucketTable:
             return self._names.claim(tag) * 8 // ENTRY_BYTES
 
     def edge(self, tag: int) -> float:
-        """Reading a number is atomic and needs no lock."""
-        index = self._names.find(tag)
-        return 0.0 if index < 0 else self._edges[index + RANK]
+        return self.edge_at(self._names.find(tag))
 
     def _guard(self, tag: int) -> AbstractContextManager[None]:
         return holding(self._mutexes[tag % self._names.sets % len(self._mutexes)])
@@ -90,6 +98,8 @@ class SharedRate:
         self._per_second = per_second
         self._hosts = hosts
         self._least_s = 0.0
+        # Where its bucket was found.
+        self._index = -1
 
     def __repr__(self) -> str:
         return f"<SharedRate {1.0 / self._cost_s():g}/s>"
@@ -98,11 +108,12 @@ class SharedRate:
         return max(self._hosts() / self._per_second, self._least_s)
 
     def admits(self, now: float) -> bool:
-        edge = limits.edge_after_call(self._table.edge(self._tag), now, self._cost_s())
+        self._index = self._table.find(self._tag, self._index)
+        edge = limits.edge_after_call(self._table.edge_at(self._index), now, self._cost_s())
         return edge <= now + limits.TOLERANCE_S
 
     def take(self, now: float) -> None:
-        self._table.charge(self._tag, now, self._cost_s())
+        self._index = self._table.charge(self._tag, now, self._cost_s(), self._index)
 
     def slow_to(self, cost_s: float) -> None:
         self._least_s = cost_s

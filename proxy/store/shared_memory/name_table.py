@@ -37,8 +37,10 @@ class NameTable:
         digest = blake2b(name.encode(), digest_size=8, person=self._person).digest()
         return int.from_bytes(digest, "little") >> 1 | 1
 
-    def find(self, tag: int) -> int:
-        """The index of the entry, or -1."""
+    def find(self, tag: int, last: int = -1) -> int:
+        """The index of the entry, or -1. `last`: where it was before, most likely still is, and is found at once."""
+        if last >= 0 and self._tags[last] == tag:
+            return last
         for index in self._places(tag):
             if self._tags[index] == tag:
                 return index
@@ -51,9 +53,9 @@ class NameTable:
         """The index at which a new name belongs: an empty place, or the entry with the lowest rank."""
         return min(self._places(tag), key=lambda index: (self._tags[index] != 0, self.ranks[index + RANK]))
 
-    def claim(self, tag: int) -> int:
-        """The index of the entry. A new one has the rank 0."""
-        index = self.find(tag)
+    def claim(self, tag: int, last: int = -1) -> int:
+        """The index of the entry. A new one has the rank 0. `last`: see `find`."""
+        index = self.find(tag, last)
         if index < 0:
             index = self.lowest(tag)
             self.ranks[index + RANK] = 0.0
