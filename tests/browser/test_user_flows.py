@@ -172,6 +172,20 @@ async def test_webhook_that_would_never_have_an_event_is_not_created(holder: Vis
     await expect(holder.dialog.get_by_role("alert")).to_contain_text("matches nothing")
 
 
+async def test_webhook_without_a_filter_says_that_it_watches_nothing(holder: Visitor) -> None:
+    """The API creates one, which may get its filter later."""
+    service, page = holder.site.service, holder.page
+    wanted = {"chain": "dev", "event_type": "TOKEN_TRANSFER", "config": {}, "url": holder.site.receiver.url}
+    status, webhook = await service.send("POST", "/webhooks", wanted, key="growth")
+    assert status == 201
+    await holder.open(f"webhooks/{webhook['id']}")
+    await expect(page.get_by_text("This webhook watches nothing")).to_be_visible()
+    address = {"config": {"addresses": ["0x" + "11" * 20]}}
+    assert (await service.send("PATCH", f"/webhooks/{webhook['id']}", address, key="growth"))[0] == 200
+    await expect(page.get_by_text("This webhook watches nothing")).to_be_hidden()
+    await service.send("DELETE", f"/webhooks/{webhook['id']}", key="growth")
+
+
 async def test_webhook_without_events_shows_what_a_back_test_finds(holder: Visitor) -> None:
     page = holder.page
     for address, found in ((f"0x{'5e' * 20}", "finds 0 in"), (FUNDED.address, "finds [1-9]")):

@@ -60,7 +60,7 @@ function fieldOf([name, label, kind, hint]) {
 const isSet = (value) => value !== undefined && value !== "" && !(Array.isArray(value) && value.length === 0);
 
 /* Whether a webhook can never have an event: only blocks need no filter. The API accepts such a webhook, which may get its filter later. */
-export const watchesNothing = ({ event_type: type, config }) => type !== "NEW_BLOCK" && Object.keys(config ?? {}).length === 0;
+export const watchesNothing = ({ event_type: type, config }) => type !== "NEW_BLOCK" && !Object.values(config ?? {}).some(isSet);
 
 /* `setType` switches the event type; `read` returns the config. Switching to JSON starts from the values of the fields. */
 export function filterForm(config) {
