@@ -218,26 +218,39 @@ from generate_series(0, $1::bigint) as n"""
 BATCH = 1_000_000
 
 
-def page_times(workdir: Path, rows: int = ROWS) -> dict[str, dict[str, float]]:
-    """The milliseconds in Postgres (median and p99) for a page of each address, from random positions."""
-    return _run(_page_times(workdir, rows))
+def page_times(workdir: Path, rows: int = ROWS, *, keep: Path | None = None) -> dict[str, dict[str, float]]:
+    """The milliseconds in Postgres (median and p99) for a page of each address, from random positions. `keep`: a directory in
+    which the table stays, or was left by an earlier call."""
+    return _run(_page_times(workdir, rows, keep))
 
 
-async def _page_times(workdir: Path, rows: int) -> dict[str, dict[str, float]]:
-    async with _database(workdir, "history") as postgres:
+async def _page_times(workdir: Path, rows: int, keep: Path | None) -> dict[str, dict[str, float]]:
+    async with _database(workdir, "history") if keep is None else _server(keep, "history") as postgres:
         connection = await asyncpg.connect(postgres.url)
-        await connection.execute(sql.blocks.add_network, "ethereum/mainnet")
-        await connection.execute(sql.transfers.open, 1, 0, rows // LOGS, rows // LOGS // TABLES + 1)
-        first_place, addresses = place_of(CATEGORIES["erc20"], 0), list(ADDRESSES.values())
-        for first in range(0, rows, BATCH):
-            last = min(first + BATCH, rows) - 1
-            await connection.execute(_FILL, first_place, rows, first, *reversed(addresses), last, timeout=COMMAND_S)
-        await connection.execute(_FILL_BLOCKS, rows // LOGS, timeout=COMMAND_S)
-        for table in ("transfers", "transfer_blocks"):
-            await connection.execute(f"vacuum (analyze) {table}", timeout=COMMAND_S)
+        await migrate.migrate(connection)
+        if not await connection.fetchval("select exists (select from transfer_blocks where number = $1)", rows // LOGS):
+            await _fill(connection, rows)
         found = {name: await _times(connection, each, rows // LOGS) for name, each in ADDRESSES.items()}
         await connection.close()
     return found
+
+
+async def _fill(connection: Any, rows: int) -> None:
+    # Nothing of it has to outlive a crash.
+    for setting in ("full_page_writes = off", "fsync = off", "max_wal_size = '8GB'", "maintenance_work_mem = '256MB'"):
+        await connection.execute(f"alter system set {setting}")
+    await connection.execute("select pg_reload_conf()")
+    await connection.execute(sql.blocks.add_network, "ethereum/mainnet")
+    # Left by an attempt that did not end.
+    await connection.execute("truncate transfers, transfer_blocks")
+    await connection.execute(sql.transfers.open, 1, 0, rows // LOGS, rows // LOGS // TABLES + 1)
+    first_place, addresses = place_of(CATEGORIES["erc20"], 0), list(ADDRESSES.values())
+    for first in range(0, rows, BATCH):
+        last = min(first + BATCH, rows) - 1
+        await connection.execute(_FILL, first_place, rows, first, *reversed(addresses), last, timeout=COMMAND_S)
+    await connection.execute("vacuum (analyze) transfers", timeout=COMMAND_S)
+    await connection.execute(_FILL_BLOCKS, rows // LOGS, timeout=COMMAND_S)
+    await connection.execute("vacuum (analyze) transfer_blocks", timeout=COMMAND_S)
 
 
 async def _times(connection: Any, address: bytes, blocks: int) -> dict[str, float]:
@@ -272,17 +285,26 @@ def _run(work: Coroutine[None, None, T]) -> T:
 
 @contextlib.asynccontextmanager
 async def _database(workdir: Path, name: str, *, is_migrated: bool = True) -> AsyncIterator[Postgres]:
+    """A new Postgres."""
     with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=workdir, ignore_cleanup_errors=True) as made:
-        os.chmod(made, 0o755)
-        postgres = await postgres_in(Path(made), name)
-        try:
+        async with _server(Path(made), name) as postgres:
             if is_migrated:
                 connection = await asyncpg.connect(postgres.url)
                 await migrate.migrate(connection)
                 await connection.close()
             yield postgres
-        finally:
-            await postgres.child.stop()
+
+
+@contextlib.asynccontextmanager
+async def _server(directory: Path, name: str) -> AsyncIterator[Postgres]:
+    """The Postgres of a directory."""
+    directory.mkdir(exist_ok=True)
+    directory.chmod(0o755)
+    postgres = await postgres_in(directory, name)
+    try:
+        yield postgres
+    finally:
+        await postgres.child.stop()
 
 
 def _settings(workdir: Path, postgres: Postgres, chain: ChainStub, network: str, *, start: int) -> Path:
@@ -342,6 +364,7 @@ def main() -> int:
     parser.add_argument("figure", choices=("backfill", "pages", "live"))
     parser.add_argument("--blocks", type=int, default=BLOCKS, help="of the chain")
     parser.add_argument("--rows", type=int, default=ROWS, help="of the table")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="where the table stays, for the next run with as many rows")
     parser.add_argument("--seconds", type=float, default=LIVE_S, help="of live blocks")
     parser.add_argument("--peers", action="store_true", help="also run ponder and cryo")
     options = parser.parse_args()
@@ -359,7 +382,7 @@ def _lines(options: argparse.Namespace, workdir: Path) -> Iterator[str]:
         if options.peers:
             yield from (f"{name} {found}" for name, found in others(workdir, options.blocks))
     elif options.figure == "pages":
-        for name, times in page_times(workdir, options.rows).items():
+        for name, times in page_times(workdir, options.rows, keep=options.keep).items():
             yield f"{name} transfers: median {times['median']:.2f} ms, p99 {times['p99']:.2f} ms"
     else:
         for name, delays in lateness(workdir, options.seconds).items():
