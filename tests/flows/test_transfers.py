@@ -215,6 +215,8 @@ async def test_transfer_has_the_fields_of_its_token_and_transaction(database: st
         }
         whole = (await api.get(f"/transfers/ethereum/{checksum(PEOPLE[1])}")).json
         assert (whole["total"], whole["next"], whole["block_number"]) == (1, None, LAST)
+        coins = (await api.get(f"/transfers/ethereum/{checksum(PEOPLE[1])}?category=native")).json
+        assert (coins["total"], coins["transfers"], coins["complete_from"]) == (None, [], {"native": None})
         assert whole["complete_from"] == {"native": None, "internal": None, "erc20": 5, "erc721": 5, "erc1155": 5}
         assert whole["complete_to"] == {
             **dict.fromkeys(("erc20", "erc721", "erc1155"), LAST),

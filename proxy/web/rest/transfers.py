@@ -160,11 +160,13 @@ def _listed(
 ) -> dict[str, Any]:
     chain = request.path["chain"]
     is_whole = page.next is None and request.query.get("cursor") is None
+    # The number is not known if none of the categories is kept.
+    is_known = any(each in page.complete for each in wanted.categories)
     return {
         "chain": chain,
         "transfers": address_history.listed(network, chain, page, of),
         "next": page.next,
-        "total": len(page.transfers) if is_whole else None,
+        "total": len(page.transfers) if is_whole and is_known else None,
         "block_number": page.block,
         **address_history.completeness(page, wanted.categories),
     }
