@@ -121,12 +121,17 @@ class Chain:
         added = int((time.monotonic() - self.began) / self._every_s) if self._every_s else 0
         return self._blocks - 1 + added
 
+    def _time(self, number: int) -> int:
+        """Prepared blocks are a second apart, and live ones as far as they are added."""
+        live = max(0, number - self._blocks + 1)
+        return number + 1 - live + int(live * self._every_s)
+
     def _header(self, number: int, *, full: bool) -> bytes:
         bloom = ("f" if number else "0") * 512
         transactions = ",".join(self._whole_transactions(number)) if full and number else ""
         return (
             f'{{"number":"{number:#x}","hash":"0x{block_hash(number)}","parentHash":"0x{block_hash(number - 1)}",'
-            f'"timestamp":"{number + 1:#x}","logsBloom":"0x{bloom}","transactions":[{transactions}],{_HEADER}}}'
+            f'"timestamp":"{self._time(number):#x}","logsBloom":"0x{bloom}","transactions":[{transactions}],{_HEADER}}}'
         ).encode()
 
     def _whole_transactions(self, number: int) -> list[str]:

@@ -154,7 +154,7 @@ async def test_shortened_chain_is_followed(database: str) -> None:
 async def test_chain_counts_as_shortened_after_ten_minutes_at_least(database: str) -> None:
     async with follower_harness(database) as harness:
         follower = harness.follower()
-        assert follower.patience * follower._poll_s >= 590
+        assert follower.patience * follower.rhythm.interval_s >= 590
         assert harness.follower(renews=True).patience < follower.patience
 
 

@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from proxy import telemetry
 from proxy.chains.evm.facts import BlockFacts, Header
+from proxy.core.head_rhythm import HeadRhythm
 from proxy.errors import Unavailable
 from proxy.services.follower.block_reader import BlockReader, ReadFailed
 from proxy.services.follower.sinks import FollowerSink, IndexIncomplete, StaleRead
@@ -31,8 +32,6 @@ from proxy.tasks import FirstFailure
 
 log = logging.getLogger("penstock.follower")
 
-# The head is polled three times per block, within these bounds.
-SHORTEST_POLL_S, LONGEST_POLL_S = 0.25, 2.0
 # Bounds memory: reads ahead of the writing.
 RANGES_AHEAD, BLOCKS_AHEAD = 3, 8
 # Bounds the size of a transaction.
@@ -119,8 +118,8 @@ class NetworkFollower:
         self._start = start
         self.keep = max(keep, 2 * facts.finality_blocks)
         self._renews = renews
-        self._poll_s = min(max(facts.block_time_s / 3, SHORTEST_POLL_S), LONGEST_POLL_S)
-        self.patience = SHORTER_HEADS if renews else max(SHORTER_HEADS, int(SHORTER_S / self._poll_s))
+        self.rhythm = HeadRhythm(facts.block_time_s)
+        self.patience = SHORTER_HEADS if renews else max(SHORTER_HEADS, int(SHORTER_S / self.rhythm.interval_s))
         # How long reads have failed, the last head that contradicts the index, and the number of heads below the cursor.
         self._failing_s = 0.0
         self._doubted = b""
@@ -180,7 +179,7 @@ class NetworkFollower:
                 self._read_failure.clear()
                 self._failing_s, pause_s = 0.0, PAUSE_S
                 await self._judge(term)
-                await asyncio.sleep(self._poll_s)
+                await asyncio.sleep(self.rhythm.pause_s(asyncio.get_running_loop().time()))
             except StaleRead:
                 self._progress.reason = "the data for a block was out of date when it was written"
                 await self._judge(term)
@@ -215,7 +214,9 @@ class NetworkFollower:
 
     async def step(self, term: LeaderSession) -> None:
         """Read the head and write all blocks up to it."""
+        began = asyncio.get_running_loop().time()
         head = await self._reader.head()
+        self.rhythm.polled(int(head.number, 16), int(head.timestamp, 16), began)
         if self.network is None:
             await self._load(term, head)
         self._head = number = int(head.number, 16)
