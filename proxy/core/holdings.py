@@ -82,6 +82,14 @@ class HoldingChanges:
         inverse.standards = dict(self.standards)
         return inverse
 
+    def from_byte(self, first: int) -> HoldingChanges:
+        """Those of holders whose first byte is not below this one."""
+        rest = HoldingChanges()
+        rest.tokens = {key: delta for key, delta in self.tokens.items() if key[0] >= first}
+        rest.nfts = {key: delta for key, delta in self.nfts.items() if key[0] >= first}
+        rest.standards = self.standards
+        return rest
+
     def pack(self) -> bytes:
         parts = [b"t%b%b" % (key, _packed(delta)) for key, delta in self.tokens.items()]
         standards = {contract: standard.to_bytes(2, "big") for contract, standard in self.standards.items()}

@@ -9,6 +9,8 @@ The history of transfers has the same rule for each of its categories, with a fi
 follower writes the category. A back-fill of one contract adds holdings only. Tokens are read by ranges of logs; native and
 internal transfers need the transactions, receipts and traces of each block.
 
+Holdings are staged with their range and merged later (`staged_holdings`).
+
 All upstreams are read at once (`range_lanes`), and their logs are checked: an upstream may return too few without an error. A
 back-fill waits while the follower is behind, and while the database's disk is full.
 """
@@ -17,10 +19,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
+from typing import TypeVar
 
 import asyncpg
 
@@ -35,11 +38,11 @@ from proxy.services.follower.block_reader import BlockReader, RangeChecks, ReadF
 from proxy.services.follower.network_follower import begin
 from proxy.services.follower.range_lanes import LaneReader, UpstreamLane, WorkList
 from proxy.services.follower.sinks import BlockHistory, places_of
+from proxy.services.follower.staged_holdings import StagedHoldings
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.traces import MalformedTrace, TraceReader
-from proxy.store.postgres import blocks, holdings, transfers
+from proxy.store.postgres import blocks, transfers
 from proxy.store.postgres.blocks import BlockStore, Followed, LeaderSession
-from proxy.store.postgres.holdings import HoldingRows
 from proxy.store.postgres.pool import DatabaseConnection
 
 # How often the follower is looked at, and the most blocks that it may be behind.
@@ -49,6 +52,7 @@ DISK_PAUSE_S = 5.0
 # Blocks of a range, and those read at the same time, if each is read on its own.
 COIN_BLOCKS, BLOCKS_AT_ONCE = 64, 8
 ALL = b""
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -119,6 +123,22 @@ class ReadRange:
     history: BlockHistory
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Ranges that are written together, and their sums, also packed."""
+
+    ranges: Sequence[ReadRange]
+    changes: HoldingChanges
+    packed: bytes
+
+    @classmethod
+    def of(cls, ranges: Sequence[ReadRange]) -> Batch:
+        whole = HoldingChanges()
+        for each in ranges:
+            whole.include(each.changes)
+        return cls(ranges, whole, whole.pack())
+
+
 @dataclass(slots=True)
 class Backfill:
     """One run over blocks `first` to `last` (None: up to the follower's first), for all contracts or for one. `categories`: of
@@ -146,11 +166,19 @@ class Backfill:
             if parts and self.contract == ALL:
                 await self._load_covered(term, parts)
                 await self._open_tables(term, parts)
+            staged = StagedHoldings(term)
+            await staged.load()
             try:
                 async with asyncio.TaskGroup() as group:
-                    await self._fill(term, group, parts, report)
+                    await self._fill(staged, term, group, parts, report)
             except BaseExceptionGroup as failed:
+                if isinstance(failed.exceptions[0], (ReadFailed, InvalidRequest)):
+                    # A write may have been cancelled, so only the database knows what is staged.
+                    staged = StagedHoldings(term)
+                    await staged.load()
+                    await staged.merge_all()
                 raise failed.exceptions[0] from None
+            await self._when_disk_has_room(staged.merge_all, report)
         return self.progress
 
     async def _followed(self, term: LeaderSession) -> Followed:
@@ -190,6 +218,7 @@ class Backfill:
 
     async def _fill(
         self,
+        staged: StagedHoldings,
         term: LeaderSession,
         group: asyncio.TaskGroup,
         parts: Sequence[Missing],
@@ -205,11 +234,11 @@ class Backfill:
         async for ranges in reading.ranges(work, group):
             await self._wait_for_follower(term, report)
             # Encoded while the ranges before are being written.
-            rows = HoldingRows.of(_summed(ranges))
+            batch = Batch.of(ranges)
             if writing is not None:
                 await writing
             self.progress.calls = checks.calls
-            writing = group.create_task(self._write_or_wait(term, ranges, rows, report))
+            writing = group.create_task(self._write(staged, term, batch, report))
             if 0 < limits.credits <= self._credits() - spent and work:
                 await writing
                 raise InvalidRequest(
@@ -239,16 +268,30 @@ class Backfill:
             report(self.progress)
             await asyncio.sleep(FOLLOWER_CHECK_S)
 
-    async def _write_or_wait(
+    async def _write(
         self,
+        staged: StagedHoldings,
         term: LeaderSession,
-        ranges: Sequence[ReadRange],
-        rows: HoldingRows,
+        batch: Batch,
         report: Callable[[BackfillProgress], None],
     ) -> None:
+        number = await self._when_disk_has_room(partial(self._commit, staged, term, batch), report)
+        staged.include(batch.changes, number)
+        for each in batch.ranges:
+            self.progress.done += each.part.last - each.part.first + 1
+            self.progress.block = max(self.progress.block, each.part.last)
+            self.progress.transfers += each.transfers
+            self.progress.odd += each.odd
+        report(self.progress)
+        await self._when_disk_has_room(staged.merge_some, report)
+
+    async def _when_disk_has_room(
+        self, write: Callable[[], Awaitable[T]], report: Callable[[BackfillProgress], None]
+    ) -> T:
+        """Run transactions, and run them again for as long as the database's disk is full."""
         while True:
             try:
-                await self._write(term, ranges, rows)
+                done = await write()
             except Unavailable as exc:
                 if not isinstance(exc.__cause__, asyncpg.DiskFullError):
                     raise
@@ -257,8 +300,7 @@ class Backfill:
                 await asyncio.sleep(DISK_PAUSE_S)
             else:
                 self.progress.paused = ""
-                report(self.progress)
-                return
+                return done
 
     async def _read(self, checks: RangeChecks, network: int, reader: BlockReader, part: Missing) -> ReadRange:
         block_facts = await reader.blocks(part.first, part.last) if part.needs_logs else None
@@ -311,23 +353,18 @@ class Backfill:
                 ) from None
             raise ReadFailed(f"block {number} could not be traced: {exc}") from None
 
-    async def _write(self, term: LeaderSession, ranges: Sequence[ReadRange], rows: HoldingRows) -> None:
+    async def _commit(self, staged: StagedHoldings, term: LeaderSession, batch: Batch) -> int:
+        """Returns the number of the staged sums."""
         async with term.transaction() as connection:
-            await _write_history(connection, term.number, ranges)
-            # Late, because the follower waits for these rows, and coverage last: it may wait for that while it holds rows of
-            # holdings.
-            await holdings.add_rows(connection, term.number, rows)
-            for each in ranges:
+            await _write_history(connection, term.number, batch.ranges)
+            number = await staged.stage(connection, batch.packed)
+            for each in batch.ranges:
                 ends = (each.part.first, each.part.last)
                 if each.part.holdings:
                     await blocks.cover(connection, term.number, self.contract, ranges=[ends])
                 if each.part.categories:
                     await transfers.cover(connection, term.number, each.part.categories, blocks=ends)
-        for each in ranges:
-            self.progress.done += each.part.last - each.part.first + 1
-            self.progress.block = max(self.progress.block, each.part.last)
-            self.progress.transfers += each.transfers
-            self.progress.odd += each.odd
+        return number
 
     def _is_covered(self, log: ChainLog) -> bool:
         """Whether the log's block was already indexed for its contract alone."""
@@ -342,13 +379,6 @@ def _size(reader: BlockReader, part: Missing) -> int:
     """The blocks that are read together."""
     most = reader.range_size.blocks
     return min(most, COIN_BLOCKS) if part.needs_blocks else most
-
-
-def _summed(ranges: Sequence[ReadRange]) -> HoldingChanges:
-    whole = HoldingChanges()
-    for each in ranges:
-        whole.include(each.changes)
-    return whole
 
 
 def _history(

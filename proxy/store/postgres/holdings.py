@@ -133,11 +133,7 @@ class HoldingRows:
 
 async def add(connection: DatabaseConnection, network: int, changes: HoldingChanges) -> None:
     """Add changes to the rows of their holders."""
-    await add_rows(connection, network, HoldingRows.of(changes))
-
-
-async def add_rows(connection: DatabaseConnection, network: int, rows: HoldingRows) -> None:
-    """The same, of changes that are encoded already."""
+    rows = HoldingRows.of(changes)
     if rows.tokens is not None:
         await connection.execute(sql.holdings.add_tokens, network, *rows.tokens)
     if rows.nfts is not None:
@@ -147,6 +143,27 @@ async def add_rows(connection: DatabaseConnection, network: int, rows: HoldingRo
 
 def _listed(numbers: Iterable[int]) -> str:
     return ",".join(map(str, numbers))
+
+
+async def stage(connection: DatabaseConnection, network: int, packed: bytes) -> int:
+    """Keep changes, to be merged into the holdings later. Returns their number, which grows."""
+    return int(await connection.fetchval(sql.holdings.stage, network, packed))
+
+
+async def staged(connection: DatabaseConnection, network: int) -> list[tuple[int, int, bytes]]:
+    """The changes that are staged: each with its number, and the first byte of the first holder that was not merged."""
+    rows = await connection.fetch(sql.holdings.staged, network)
+    return [(row["id"], row["merged"], row["changes"]) for row in rows]
+
+
+async def mark_merged(connection: DatabaseConnection, network: int, last: int, *, below: int) -> None:
+    """Record that staged changes up to the number `last` were merged, for holders whose first byte is below this one."""
+    await connection.execute(sql.holdings.mark_merged, network, last, below)
+
+
+async def delete_staged(connection: DatabaseConnection, network: int, last: int) -> None:
+    """Delete staged changes that were merged, up to the number `last`."""
+    await connection.execute(sql.holdings.delete_staged, network, last)
 
 
 async def record_changes(connection: DatabaseConnection, network: int, blocks: Sequence[tuple[int, bytes]]) -> None:
@@ -174,3 +191,4 @@ async def delete_network(connection: DatabaseConnection, network: int) -> None:
     for query in (sql.holdings.delete_tokens, sql.holdings.delete_nfts):
         await connection.execute(query, network)
     await connection.execute(sql.holdings.take_changes_above, network, -1)
+    await delete_staged(connection, network, (1 << 63) - 1)

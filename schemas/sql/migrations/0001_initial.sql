@@ -228,6 +228,18 @@ create table holding_changes (
 
 alter table holding_changes alter column changes set storage external;
 
+-- Sums of transfers that a back-fill has read and not merged into the holdings yet, packed.
+create table staged_holdings (
+    network smallint not null references followed_networks (number),
+    id bigint generated always as identity,
+    -- Those of holders whose first byte is below this are in the holdings already.
+    merged smallint not null default 0,
+    changes bytea not null,
+    primary key (network, id)
+);
+
+alter table staged_holdings alter column changes set storage external;
+
 -- Blocks below the follower's first that were indexed later, for all contracts (empty) or for a single one.
 create table backfills (
     network smallint not null references followed_networks (number),

@@ -16,6 +16,18 @@ on conflict (network, holder, contract, token_id) do update set amount = held.am
 -- remove_nfts_at_zero
 delete from nft_holdings where network = $1 and amount = 0;
 
+-- stage
+insert into staged_holdings (network, changes) values ($1, $2) returning id;
+
+-- staged
+select id, merged, changes from staged_holdings where network = $1 order by id;
+
+-- mark_merged
+update staged_holdings set merged = greatest(merged, $3) where network = $1 and id <= $2;
+
+-- delete_staged
+delete from staged_holdings where network = $1 and id <= $2;
+
 -- record_changes
 insert into holding_changes (network, block, changes)
 select $1, block, changes from unnest($2::bigint[], $3::bytea[]) as change (block, changes);
