@@ -89,6 +89,9 @@ async def _report(source: CostSource, args: argparse.Namespace) -> None:
         _print_csv(await source.store.rows(first, last, MOST_ROWS))
     else:
         rows = await source.store.read(first, last, args.by, args.account)
+        if not rows and not args.json and not any(each.is_metered for each in source.settings.upstreams):
+            print('nothing is counted: no upstream names a price list, such as cost = "alchemy", or credits')
+            return
         output.rows([{**each, "usd": in_usd(each["nanos"])} for each in rows], SHOWN, as_json=args.json)
 
 

@@ -76,6 +76,10 @@ def _lines(record: RequestRecord, price: int | None) -> list[str]:
     return [first, *(f"  {name + ':':<13}{text}" for name, text in _facts(record, price) if text)]
 
 
+def _units(count: int) -> str:
+    return "1 unit" if count == 1 else f"{count} units"
+
+
 def _facts(record: RequestRecord, price: int | None) -> Iterator[tuple[str, str]]:
     at = datetime.datetime.fromtimestamp(record.at, datetime.UTC)
     yield "id", f"{record.id} ({record.surface}), recorded as {record.reason}"
@@ -85,8 +89,8 @@ def _facts(record: RequestRecord, price: int | None) -> Iterator[tuple[str, str]
     yield "time", f"{at:%Y-%m-%d %H:%M:%S.%f} UTC, at its end"
     yield "account", record.account
     yield "key", record.key
-    yield "price", "" if price is None else f"{price} units"
-    yield "charged", f"{record.units} units"
+    yield "price", "" if price is None else _units(price)
+    yield "charged", _units(record.units)
     yield "cost", f"{in_usd(record.cost)} US dollars at providers of upstreams" if record.cost else ""
     yield "cache", record.cache or "not used"
     for index, (upstream, after_s, took_s, outcome) in enumerate(record.attempts):

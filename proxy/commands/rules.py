@@ -50,7 +50,7 @@ async def _replay(source: RuleSource, args: argparse.Namespace) -> None:
     if not 0 < args.hours <= MOST_HOURS:
         raise InvalidRequest(f"--hours must be above 0 and at most {MOST_HOURS}")
     if not any(rule.above for rule in source.settings.routing):
-        raise InvalidRequest("the settings have no [[routing]] rule with limits: add above")
+        raise InvalidRequest("no [[routing]] rule has limits: write them as above = { lag_blocks = 5 }")
     first = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=args.hours)
     samples = await source.samples.since(first, MOST_SAMPLES)
     output.rows([*_rows(source, samples)], COLUMNS, as_json=args.json)

@@ -127,6 +127,7 @@ WRONG = {
     "keys rotate GONE": "revoked",
     "keys rotate KEY --overlap-s nan": "overlap",
     "keys enable GONE": "revoked",
+    "upstreams rules": "write them as above = { lag_blocks = 5 }",
 }
 
 
@@ -139,6 +140,22 @@ async def test_errors_are_one_line(service: Service, some: tuple[str, str, str],
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert done.stderr.startswith("penstock: ")
     assert WRONG[words] in done.stderr
+
+
+async def test_cost_without_a_price_list_says_so(service: Service) -> None:
+    done = await service.cli("cost")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert 'cost = "alchemy"' in done.stdout
+
+
+async def test_one_unit_is_explained_in_the_singular(service: Service) -> None:
+    made = await service.rpc("eth_nope")
+    assert made.status == 200
+
+    async def explained() -> str:
+        return (await service.cli("explain", made.headers["X-Request-Id"])).stdout
+
+    assert "charged:     1 unit\n" in await until(explained)
 
 
 @pytest.mark.parametrize(
