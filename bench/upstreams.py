@@ -124,7 +124,7 @@ def _credits(run: Run) -> Mapping[str, Rows]:
 
 def _budget(_: Run) -> Mapping[str, Rows]:
     async def billed() -> int:
-        async with database.running() as server:
+        async with database.running_with_template() as server:
             return await billed_of_budget(server, LIMIT)
 
     memory_disk.use()

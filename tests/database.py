@@ -80,11 +80,18 @@ async def pooled(url: str, *, size: int = 10, acquire_timeout_s: float = 5.0, **
         await pool.close()
 
 
+@asynccontextmanager
+async def running_with_template() -> AsyncIterator[Server]:
+    """A server with a migrated database to copy."""
+    async with running() as started:
+        await started.admin.execute(f"create database {MIGRATED} template {USER} strategy file_copy")
+        yield started
+
+
 @pytest.fixture(scope="session")
 async def server() -> AsyncIterator[Server]:
-    async with running() as found:
-        await found.admin.execute(f"create database {MIGRATED} template {USER} strategy file_copy")
-        yield found
+    async with running_with_template() as started:
+        yield started
 
 
 @pytest.fixture
