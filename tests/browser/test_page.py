@@ -408,6 +408,39 @@ async def test_section_that_fails_says_so_beside_the_others(operator: Visitor) -
     await operator.page.unroute_all(behavior="wait")
 
 
+# What JavaScript writes if a page shows something else than a text or a node.
+NO_TEXT = re.compile(r"\[object |\bundefined\b|\bNaN\b|\bnull\b")
+
+
+async def test_pages_without_entries_show_texts_only(holder: Visitor, operator: Visitor) -> None:
+    """Every list of entries is empty, as in a new installation."""
+
+    def emptied(body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        is_entries = {
+            name: isinstance(value, list) and value and isinstance(value[0], dict) for name, value in body.items()
+        }
+        return {name: [] if is_entries[name] and name != "parts" else value for name, value in body.items()}
+
+    async def empty(route: Route) -> None:
+        reply = await route.fetch()
+        data = emptied(await reply.json())
+        for part in data.get("parts", ()):
+            part["body"] = emptied(part["body"])
+        await route.fulfill(response=reply, json=data)
+
+    for visitor in (holder, operator):
+        page = visitor.page
+        await page.route(re.compile(r"/v1/(account|admin)/(?!session)\w+"), empty)
+        for view in VIEWS:
+            if view.startswith("operator/") == (visitor is operator):
+                await visitor.open(view)
+                await expect(page.locator("main .skeleton")).to_have_count(0)
+                assert not NO_TEXT.search(await page.locator("main").inner_text()), view
+        await page.unroute_all(behavior="wait")
+
+
 async def test_chart_off_the_screen_is_drawn_when_it_is_scrolled_to(phone: Visitor) -> None:
     await phone.site.service.rpc("eth_chainId", [], key="growth", network="dev/mainnet")
     await phone.open("overview?range=live")

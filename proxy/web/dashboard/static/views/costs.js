@@ -35,7 +35,7 @@ function reportOf(found, load) {
       tile("Saved by shared calls", format.usd(found.saved_by_joins_usd), "equal calls under way, estimated"),
       tile("Margin", priced.length ? format.usd(sum(priced, "margin_usd")) : format.NONE, priced.length ? `of ${format.counted(priced.length, "account")}` : "set usage.unit_prices")),
     card("Budgets", budgets.length ? budgetsTable(budgets, load) : empty("No upstream has a budget", "Add one to its block in penstock.toml, and reload the settings. Its credits can then be changed here.",
-      codeBlock("Budget of an upstream", BUDGET_LINE))),
+      codeBlock("Budget of an upstream", BUDGET_LINE).node)),
     card("Accounts", accounts.length ? accountsTable(accounts) : empty("No account has cost anything in this period")),
     card("Upstreams", found.upstreams.length ? upstreamsTable(found.upstreams)
       : empty("No costs in this period", "Set cost or credits of an upstream, and its calls are counted here.")),
