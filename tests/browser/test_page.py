@@ -408,6 +408,17 @@ async def test_section_that_fails_says_so_beside_the_others(operator: Visitor) -
     await operator.page.unroute_all(behavior="wait")
 
 
+async def test_ticks_of_a_latency_axis_are_evenly_apart(visitor: Visitor) -> None:
+    """Ticks at 1.25 and 1.75 s were rounded to 1.3 and 1.8."""
+    await visitor.open("overview")
+    script = await visitor.page.locator("script[type=module]").get_attribute("src")
+    formatted = await visitor.page.evaluate(
+        "async ([script, ticks]) => ticks.map((await import(new URL('format.js', new URL(script, location)).href)).millis)",
+        [script, [750, 1000, 1250, 1500, 1750, 2000, 12500]],
+    )
+    assert formatted == ["750 ms", "1 s", "1.25 s", "1.5 s", "1.75 s", "2 s", "12.5 s"]
+
+
 # What JavaScript writes if a page shows something else than a text or a node.
 NO_TEXT = re.compile(r"\[object |\bundefined\b|\bNaN\b|\bnull\b")
 

@@ -34,7 +34,7 @@ export function percent(value) {
 export function millis(value) {
   if (value === null || value === undefined) return NONE;
   const digits = (number, most) => String(Number(number.toFixed(most)));
-  if (value >= 1000) return `${digits(value / 1000, value >= 10000 ? 0 : 1)} s`;
+  if (value >= 1000) return `${digits(value / 1000, value >= 10000 ? 1 : 2)} s`;
   return `${digits(value, value >= 100 ? 0 : value >= 10 ? 1 : 2)} ms`;
 }
 
