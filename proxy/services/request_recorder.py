@@ -124,7 +124,10 @@ class RequestRecorder:
         """Record a batch and its failed items, or all its items if it is recorded for another reason or captured: the first
         MOST_OF_BATCH at most."""
         failed = [index for index, item in enumerate(batch.items) if item.failure]
-        reason = self.reason(call.key.account, call.took_s, call.directives, failed=bool(failed))
+        took_s = call.took_s
+        if took_s > self.slow_s:  # The client's own rate limit does not make a batch slow.
+            took_s -= max([item.waited_s for item in batch.items], default=0.0)
+        reason = self.reason(call.key.account, took_s, call.directives, failed=bool(failed))
         if reason is None:
             return
         request_id, client_id = self._ids(call.request_id)

@@ -185,6 +185,14 @@ async def test_wait_for_the_own_rate_is_not_a_part_of_the_calls_time() -> None:
 
 
 @on_uvloop
+async def test_batch_that_waits_for_its_own_rate_is_not_recorded_as_slow() -> None:
+    async with rpc_harness(1, requests={"slow_ms": 200.0}, **NO_CACHE) as harness:
+        harness.worker.add_key("small", limits=Limits(20, 10_000, 0))
+        assert is_whole(await harness.batch(*reads(40), key="small"), 40)
+        assert "slow" not in {each.reason for each in harness.worker.app.recorder.waiting}
+
+
+@on_uvloop
 async def test_call_that_costs_more_than_the_bucket_holds_fails_alone() -> None:
     async with rpc_harness(1, **NO_CACHE) as harness:
         harness.worker.add_key("poor", limits=Limits(100, 40, 0))
