@@ -264,7 +264,7 @@ async def _times(connection: Any, address: bytes, blocks: int) -> dict[str, floa
     taken = []
     for _ in range(LOOKS):
         edge = (chance.randrange(blocks // 2, blocks), LAST.place)
-        page = (1, address, True, True, *edge, 0, 2 * PAGE + 1, PAGE + 1, [*CATEGORIES.values()], None, None, None)
+        page = (1, address, True, True, *edge, 0, PAGE + 1, PAGE + 1, [*CATEGORIES.values()], None, None, None)
         rows = [row for row in await connection.fetch(sql.transfers.newest_first, *page) if row["block"] is not None]
         places = (1, [row["block"] for row in rows], [row["tx"] for row in rows])
         taken.append(

@@ -100,7 +100,7 @@ class TransferStore:
             *sides,
             *edge,
             wanted.low if start.newest_first else wanted.high,
-            SCANNED if wanted.is_selective else 2 * start.limit + 1,
+            SCANNED if wanted.is_selective else start.limit + 1,
             start.limit + 1,
             wanted.categories,
             wanted.contracts or None,

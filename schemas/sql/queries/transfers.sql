@@ -135,13 +135,13 @@ with sides as (
         order by hashtextextended(encode(recipient, 'hex'), 0) << 34 | block desc fetch first $8 rows with ties
     )
 ),
-scanned as materialized (select * from sides order by block desc, place desc limit $8),
+scanned as materialized (select distinct on (block, place) * from sides order by block desc, place desc limit $8),
 edge as (
     select block as end_block, place as end_place from scanned
     where (select count(*) from scanned) = $8 order by block, place limit 1
 ),
 matched as (
-    select distinct on (block, place) * from scanned
+    select * from scanned
     where (($3 and sender = $2) or ($4 and recipient = $2))
         and category = any($10::smallint[]) and ($11::bytea[] is null or contract = any($11))
         and ($12::bytea is null or sender = $12 or recipient = $12)
@@ -172,13 +172,13 @@ with sides as (
         order by hashtextextended(encode(recipient, 'hex'), 0) << 34 | block fetch first $8 rows with ties
     )
 ),
-scanned as materialized (select * from sides order by block, place limit $8),
+scanned as materialized (select distinct on (block, place) * from sides order by block, place limit $8),
 edge as (
     select block as end_block, place as end_place from scanned
     where (select count(*) from scanned) = $8 order by block desc, place desc limit 1
 ),
 matched as (
-    select distinct on (block, place) * from scanned
+    select * from scanned
     where (($3 and sender = $2) or ($4 and recipient = $2))
         and category = any($10::smallint[]) and ($11::bytea[] is null or contract = any($11))
         and ($12::bytea is null or sender = $12 or recipient = $12)
