@@ -419,7 +419,7 @@ async def test_ticks_of_a_latency_axis_are_evenly_apart(visitor: Visitor) -> Non
     assert formatted == ["750 ms", "1 s", "1.25 s", "1.5 s", "1.75 s", "2 s", "12.5 s"]
 
 
-# What JavaScript writes if a page shows something else than a text or a node.
+# Texts that JavaScript writes if a page shows something else than a text or a node.
 NO_TEXT = re.compile(r"\[object |\bundefined\b|\bNaN\b|\bnull\b")
 
 

@@ -15,7 +15,7 @@ from tests.web.worker import on_uvloop
 
 CALLS = 200
 REQUESTS = 20_000
-# What a transport reads at once.
+# The bytes that a transport reads at once.
 ONE_READ = 262_144
 BODIES = {
     "limited": rpc("eth_chainId"),
