@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import orjson
 import pytest
 from eth_abi import encode
@@ -153,33 +152,3 @@ def test_bloom_has_three_bits_for_a_topic() -> None:
 
 def test_absent_block_is_none() -> None:
     assert facts.read_header(b"null") is None
-
-
-@pytest.mark.parametrize(
-    ("member", "text"),
-    [
-        ("blockNumber", "0x"),
-        ("blockNumber", "7"),
-        ("blockHash", "0x12"),
-        ("transactionHash", "0x" + "g" * 64),
-        ("logIndex", "0x123456789"),
-        ("blockTimestamp", "soon"),
-    ],
-)
-def test_one_malformed_number_or_hash_makes_the_logs_malformed(member: str, text: str) -> None:
-    good: dict[str, object] = {
-        "address": "0x" + "1" * 40,
-        "topics": [],
-        "blockNumber": "0x7",
-        "blockHash": "0x" + "2" * 64,
-        "blockTimestamp": "0x5",
-        "transactionHash": "0x" + "3" * 64,
-        "logIndex": "0x0",
-    }
-    logs = [good, good, {**good, member: text}]
-    with pytest.raises(msgspec.DecodeError):
-        facts.read_logs(msgspec.json.encode(logs))
-    receipt = {"blockHash": good["blockHash"], "transactionHash": good["transactionHash"], "logs": logs}
-    with pytest.raises(msgspec.DecodeError):
-        facts.read_receipts(msgspec.json.encode([receipt]))
-    assert len(facts.read_logs(msgspec.json.encode([good, good]))) == 2

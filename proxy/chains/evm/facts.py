@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -47,19 +46,18 @@ Bloom = Annotated[str, msgspec.Meta(pattern=r"\A(0x[0-9a-fA-F]{1,512})?\Z")]
 
 
 class ChainLog(msgspec.Struct, rename="camel", gc=False):
-    """One log as an upstream returns it: its place on the chain and its contract's data. Its numbers and hashes are checked
-    together with those of other logs, most of which are the same."""
+    """One log as an upstream returns it: its place on the chain and its contract's data."""
 
     address: str
     topics: list[str]
-    block_number: str
-    block_hash: str
-    transaction_hash: str
-    log_index: str
+    block_number: Number
+    block_hash: Hash
+    transaction_hash: Hash
+    log_index: Index
     data: str = "0x"
     removed: bool = False
     # Not every upstream has it.
-    block_timestamp: str | None = None
+    block_timestamp: Time | None = None
 
 
 class Receipt(msgspec.Struct, rename="camel", gc=False):
@@ -108,46 +106,10 @@ class BlockFacts:
         return self.last - self.first + 1
 
 
-_read_logs = msgspec.json.Decoder(list[ChainLog]).decode
-_read_log = msgspec.json.Decoder(ChainLog).decode
-_read_receipts = msgspec.json.Decoder(list[Receipt]).decode
-_read_receipt: Callable[[bytes], Receipt | None] = msgspec.json.Decoder(Receipt | None).decode
-_checked_names = partial(msgspec.convert, type=tuple[set[Number], set[Hash], set[Index], set[Time]])
+read_logs = msgspec.json.Decoder(list[ChainLog]).decode
+read_receipts = msgspec.json.Decoder(list[Receipt]).decode
+read_receipt: Callable[[bytes], Receipt | None] = msgspec.json.Decoder(Receipt | None).decode
 read_header: Callable[[bytes], Header | None] = msgspec.json.Decoder(Header | None).decode
-
-
-def read_logs(result: bytes) -> list[ChainLog]:
-    """Raises msgspec.DecodeError if they are malformed."""
-    return _checked(_read_logs(result))
-
-
-def read_log(result: bytes | msgspec.Raw) -> ChainLog:
-    return _checked([_read_log(result)])[0]
-
-
-def read_receipts(result: bytes) -> list[Receipt]:
-    receipts = _read_receipts(result)
-    _checked([log for receipt in receipts for log in receipt.logs])
-    return receipts
-
-
-def read_receipt(result: bytes) -> Receipt | None:
-    receipt = _read_receipt(result)
-    _checked([] if receipt is None else receipt.logs)
-    return receipt
-
-
-def _checked(logs: list[ChainLog]) -> list[ChainLog]:
-    """Raise msgspec.ValidationError if a number or hash is none. Returns the logs."""
-    _checked_names(
-        (
-            {log.block_number for log in logs},
-            {log.block_hash for log in logs} | {log.transaction_hash for log in logs},
-            {log.log_index for log in logs},
-            {log.block_timestamp for log in logs if log.block_timestamp is not None},
-        )
-    )
-    return logs
 
 
 def facts_of(

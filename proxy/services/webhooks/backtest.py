@@ -53,6 +53,7 @@ ADDRESSES_PER_STEP, ITEMS_PER_STEP = 500, 50
 # Bytes that are counted as held per byte of logs, which are larger once decoded.
 LOG_GROWTH = 3
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_logs_of = msgspec.json.Decoder(ChainLog).decode
 
 
 class _FullBlock(msgspec.Struct):
@@ -289,7 +290,7 @@ class Backtest:
             for start in range(0, len(items), ITEMS_PER_STEP):
                 await self._turn()
                 for item in items[start : start + ITEMS_PER_STEP]:
-                    log = facts.read_log(item)
+                    log = _logs_of(item)
                     of_block = blocks.setdefault(int(log.block_number, 16), {})
                     of_block.setdefault(log.transaction_hash, []).append(log)
         except _INVALID:
