@@ -25,7 +25,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Final, Literal
 
 from proxy import telemetry
@@ -417,10 +417,7 @@ class BatchAdmission:
         return count, units
 
     def _prices(self) -> Iterator[int]:
-        for item in self._accepted:
-            yield item[3]
-        for _ in self._mistaken:
-            yield UNITS_OF_AN_ERROR
+        return chain((item[3] for item in self._accepted), repeat(UNITS_OF_AN_ERROR, len(self._mistaken)))
 
     def _refund_prepaid(self) -> None:
         count, self._prepaid = self._prepaid, 0
